@@ -15,6 +15,7 @@ import json
 import shlex
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,25 +177,28 @@ def cells(row: Row) -> list[str]:
     law = f"**red** after {red:,}" if red else "**red**" if is_red or (found["red"] and not checks) else "green"
     seeds = {checks[name]["outcome"] for name in ("the same seed again", "the same seed in a batch") if name in checks}
     seeds |= {each["outcome"] for name, each in checks.items() if name.startswith("the same seed, ")}
-    load = [f"{number} {checks[name]['outcome'].replace('right', 'green')}" for number in NUMBERS.split(",")
-            if (name := f"the law, {number} at once") in checks]
+    load = [name.split()[2] for name, each in checks.items() if name.startswith("the law, ") and each["outcome"] == "red"]
     stated = checks.get("log p", {"outcome": "", "says": ""})
     off = "**wrong**: " * (stated["outcome"] == "wrong") + stated["says"].split(" nats")[0]
     wrong = [f"**{name}**" for name, each in checks.items() if each["outcome"] == "wrong" and not name.startswith("log p")]
-    return [row.engine, made["version"], row.drawn, f"{found['tokens']:,}", "; ".join([law, *wrong]), off,
-            "equal" if seeds == {"right"} else "differ" if seeds else "", ", ".join(load), made["date"]]
+    return [f"{row.engine} {made['version']}", row.drawn, f"{found['tokens']:,}", "; ".join([law, *wrong]), off,
+            "equal" if seeds == {"right"} else "differ" if seeds else "",
+            f"red at {', '.join(load)}" if load else "green" if checks else "", made["date"]]
 
 
 def table() -> str:
     """The table of all rows that are done, and the commands of red ones."""
     done = [row for row in ROWS if (row.folder / "row.json").exists()]
-    head = ["engine", "version", "drawn with", "tokens", "law", "log p, nats", "seeds", "requests at once", "date"]
-    lines = [head, ["---", "---", "---", "---:", "---", "---", "---", "---", "---"], *map(cells, done)]
+    head = ["engine", "drawn with", "tokens", "law", "log p, nats", "seeds", "load", "date"]
+    lines = [head, ["---", "---", "---:", "---", "---", "---", "---", "---"], *map(cells, done)]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     red = [row for row in done if "**" in "".join(cells(row))]
-    commands = [f"# {row.engine}, {row.drawn}\npython -m dflash_mcmc.verify model=FOLDER/target " + json.loads(
-        (row.folder / "row.json").read_text())["verify"] for row in red]
-    shown = "\n".join(commands).replace(" dataset=arith ", " \\\n  dataset=arith ")
+    commands = []
+    for row in red:
+        verify = json.loads((row.folder / "row.json").read_text())["verify"]
+        words = f"python -m dflash_mcmc.verify {verify} model=FOLDER/target"
+        commands.append([f"# {row.engine}, {row.drawn}", *textwrap.wrap(words, 76, break_on_hyphens=False)])
+    shown = "\n".join(f"{name}\n" + " \\\n  ".join(parts) for name, *parts in commands)
     return text + f"\nRed rows:\n\n```text\n{shown}\n```\n" * bool(red)
 
 
