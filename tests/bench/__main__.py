@@ -24,8 +24,8 @@ from dflash_mcmc.process import program
 from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
-_SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
-_PARTS = ("a", "c", "f", "g", "h", "i", "j", "n", "o")
+_SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16")
+_PARTS = ("a", "c", "f", "g", "h", "i", "j", "o")
 _WITH_DRAFT = ("h", "i", "j")
 
 
@@ -34,11 +34,10 @@ class Bench:
     """The configuration of a benchmark: `conf/bench.yaml`."""
 
     subjects: list[str] = runtime(["tiny", "mid"], "models to measure: tiny (embedded), mid (random, 107 M parameters), "
-                                  "smollm2 and smollm2_bfloat16 (after make smollm2), qwen3_4b (random, its shape, "
-                                  "in bfloat16)")
+                                  "smollm2 and smollm2_bfloat16 (after make smollm2)")
     parts: list[str] = runtime(["a", "c", "f", "g", "h", "i", "j", "o"], "parts to run: a published loop, c overhead, "
-                               "f memory, g growth, h decoders, i chains by decoder, j speculation of transformers, n rates "
-                               "and peak memory at size, o chains of equal length against generate")
+                               "f memory, g growth, h decoders, i chains by decoder, j speculation of transformers, o chains"
+                               " of equal length against generate")
     tiny_slots: int = runtime(256, "number of slots for the embedded model", ge=1)
     mid_slots: int = runtime(64, "number of slots for the mid-size model", ge=1)
     waves: int = runtime(4, "number of chains per slot", ge=1)

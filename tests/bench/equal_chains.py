@@ -26,25 +26,25 @@ def against_generate(subject: Subject, sizes: Sizes) -> list[dict]:
     """(o) 1, 8 and 32 chains of equal length compared with `generate`, in turns, without stop ids."""
     horizon = min(subject.horizon, _MOST_TOKENS)
     endless = subject._replace(model=subject.model.without_stops())
-    rows = []
-    for chains in (1, 8, 32):
-        # Prompts differ, because the engine reads equal prompts once.
-        prompts = [np.resize(subject.prompts[number % len(subject.prompts)], _PROMPT) for number in range(chains)]
-        cases: dict[str, Callable[[], None]] = {
-            "generate": _generate(subject.causal_lm, prompts, horizon),
-            "engine": _engine(endless, prompts, horizon, Options())}
-        found = _fastest(cases)
-        for name, (seconds, processor) in found.items():
-            rows.append({"chains": chains, "by": name, "ms a token": 1e3 * seconds / (chains * horizon),
-                         "rate / generate": found["generate"][0] / seconds,
-                         "rate / generate, CPU time": found["generate"][1] / processor})
-    return rows
+    # Prompts differ, because the engine reads equal prompts once.
+    prompts = [np.resize(prompt, _PROMPT) for prompt in subject.prompts]
+    return [row for chains in (1, 8, 32) for row in compared(
+        endless, [prompts[number % len(prompts)] for number in range(chains)], horizon, _TURNS)]
 
 
-def _fastest(cases: dict[str, Callable[[], None]]) -> dict[str, tuple[float, float]]:
+def compared(subject: Subject, prompts: list[np.ndarray], horizon: int, turns: int, **settings: Any) -> list[dict]:
+    """Rows for `generate`, with these settings, and for the engine. Prompts have the same length."""
+    found = _fastest({"generate": _generate(subject.causal_lm, prompts, horizon, settings),
+                      "engine": _engine(subject, prompts, horizon, Options())}, turns)
+    return [{"chains": len(prompts), "by": name, "ms a token": 1e3 * seconds / (len(prompts) * horizon),
+             "rate / generate": found["generate"][0] / seconds, "rate / generate, CPU time": found["generate"][1] / processor}
+            for name, (seconds, processor) in found.items()]
+
+
+def _fastest(cases: dict[str, Callable[[], None]], turns: int) -> dict[str, tuple[float, float]]:
     """The smallest seconds by the clock and of the processor for each case, over turns after one that is not counted."""
     found = {name: (np.inf, np.inf) for name in cases}
-    for turn in range(_TURNS + 1):
+    for turn in range(turns + 1):
         for name, case in cases.items():
             clock, processor = time.perf_counter(), time.process_time()
             case()
@@ -54,22 +54,22 @@ def _fastest(cases: dict[str, Callable[[], None]]) -> dict[str, tuple[float, flo
     return found
 
 
-def _generate(causal_lm: Any, prompts: list[np.ndarray], horizon: int) -> Callable[[], None]:
-    settings = GenerationConfig(max_new_tokens=horizon, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0)
-    given = torch.from_numpy(np.stack(prompts))
+def _generate(causal_lm: Any, prompts: list[np.ndarray], horizon: int, more: dict[str, Any]) -> Callable[[], None]:
+    settings = GenerationConfig(max_new_tokens=horizon, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0, **more)
+    given = torch.from_numpy(np.stack(prompts)).to(causal_lm.device)
     endless = copy.copy(causal_lm)  # `generate` takes missing settings from the model's own
     endless.generation_config = settings
 
     def case() -> None:
         drawn = endless.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
-        if drawn.shape[1] != _PROMPT + horizon:
-            raise RuntimeError(f"generate ended after {drawn.shape[1] - _PROMPT} of {horizon} tokens")
+        if drawn.shape[1] != given.shape[1] + horizon:
+            raise RuntimeError(f"generate ended after {drawn.shape[1] - given.shape[1]} of {horizon} tokens")
 
     return case
 
 
 def _engine(subject: Subject, prompts: list[np.ndarray], horizon: int, options: Options) -> Callable[[], None]:
-    engine = BatchedEngine(subject.model, None, len(prompts), _PROMPT + horizon, options, _PROMPT)
+    engine = BatchedEngine(subject.model, None, len(prompts), len(prompts[0]) + horizon, options, len(prompts[0]))
 
     def case() -> None:
         sampler = temperature(1.0)

@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.cache import cache_argument
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, at_size, decoders, equal_chains, measure, published
+from tests.bench import assisted, decoders, equal_chains, measure, published
 from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from tests.bench.subject import Subject, subject_of
 
@@ -98,7 +98,7 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
     "a": against_the_published_loop, "c": overhead, "f": memory, "g": growth, "h": decoders.drawing, "i": decoders.chains,
-    "j": assisted.against_transformers, "n": at_size.rates, "o": equal_chains.against_generate}
+    "j": assisted.against_transformers, "o": equal_chains.against_generate}
 
 
 def _rates(got: Measurement) -> dict:

@@ -89,10 +89,6 @@ def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str
         draft: the folder of the draft of `tiny` or `smollm2`; it may be empty or None if no draft is used.
         outputs: the folder with the models that were fetched.
     """
-    if name == "qwen3_4b":
-        from tests.bench.at_size import qwen3_4b
-
-        return qwen3_4b(mid_horizon)
     if name in REAL:
         config, _ = command.compose_once("config", [
             "experiment=smollm2", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",

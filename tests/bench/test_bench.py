@@ -15,8 +15,9 @@ import transformers
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, at_size, decoders, equal_chains, measure, pair, published, random_checkpoint
+from tests.bench import assisted, decoders, equal_chains, gpu, measure, pair, published, random_checkpoint
 from tests.bench.__main__ import Bench, main, table
+from tests.bench.measure import temperature
 from tests.bench.subject import subject_of
 
 pytestmark = pytest.mark.usefixtures("random_weights")
@@ -153,17 +154,44 @@ def test_numbers_in_tables_have_three_significant_digits():
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["1,234", "0.0123", "-"]
 
 
-def test_the_part_at_size_measures_every_case(monkeypatch):
-    """With the widths of a small model: the real ones need 8 GB."""
-    changes = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
-                   head_dim=8)
-    monkeypatch.setattr(at_size, "_TARGET", {**at_size._TARGET, **changes})
-    subject = at_size.qwen3_4b(horizon=6, num_layers=3)
-    assert (subject.model.dtype, subject.model.vocab_size, len(subject.model.layers)) == (torch.bfloat16, 128, 3)
-    rows = at_size.rates(subject, SMALL)
-    assert [(row["slots"], row["case"].partition(",")[0]) for row in rows] == [
-        (slots, case) for slots in (1, 8, 2) for case in ("temperature", "power_mh", "temperature")]
-    assert all(row["tokens/s"] > 0 and row["ms a step"] > 0 for row in rows)
+def test_the_benchmark_of_a_gpu_measures_what_is_missing_beside_its_limit(tmp_path, capsys):
+    """The whole command, on a CPU with a tiny model."""
+    arguments = [str(tmp_path), "--tiny"]
+    assert gpu.main([*arguments, "--seconds", "0"]) == 1  # no time: nothing is measured
+    assert "not measured: start, kernels, slots_1" in capsys.readouterr().out
+    assert gpu.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "table.md").read_text() == printed.removesuffix("\n")
+    assert "not measured" not in printed
+    names = [name.strip() for name in printed.splitlines()[2].split("|")[1:-1]]
+    rows = [dict(zip(names, (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
+            for line in printed.splitlines()[4:-1]]
+    assert {"case", "slots", "ms a step", "limit, ms", "ratio", "tokens/s", "aim", "met"} < set(names)
+    steps = [row for row in rows if row["ms a step"] != "-"]
+    assert len(steps) == 7
+    for row in steps:
+        numbers = [float(row[name].replace(",", "")) for name in ("ms a step", "limit, ms", "ratio")]
+        assert numbers[2] == pytest.approx(numbers[0] / numbers[1], rel=0.02)
+    assert [row["slots"] for row in rows if "generate" in row["case"]] == ["1", "2"]
+    (tmp_path / "blocks.json").unlink()
+    assert gpu.main(arguments) == 0
+    assert "s: blocks\n" in (errors := capsys.readouterr().err)
+    assert errors.count("\n") == 1  # the other parts are as they were
+
+
+def test_the_limit_of_a_step_is_that_of_its_bytes(tmp_path):
+    bench = gpu.Bench(tiny=True)
+    weights = 5 * (32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32 + 2 * 8) + 128 * 32
+    assert bench.step_bytes(bench.model()) == 4 * weights
+    row = bench.drawn("Qwen3-4B", 2, temperature(1.0), prompt=10, horizon=4)
+    assert row["limit, ms"] * bench.bandwidth / 1e3 == pytest.approx(4 * weights + 2 * 12 * 5 * 2 * 2 * 8 * 4)
+
+
+def test_a_machine_without_a_gpu_is_told_so(tmp_path, capsys):
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="2"):
+            gpu.main([str(tmp_path)])
+        assert "no GPU: PyTorch finds none here; allowed: --tiny" in capsys.readouterr().err
 
 
 def test_random_checkpoints_have_the_shape_of_their_config(tmp_path, capsys):
