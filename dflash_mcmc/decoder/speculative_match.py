@@ -41,8 +41,6 @@ class SpeculativeMatch(SpeculativeDecoder):
         if (self.fault == "finite_window") != (self.fault_window is not None):
             allowed = "a whole number >= 1 with" if self.fault_window is None else "null without"
             raise ConfigError("decoder.fault_window", self.fault_window, f"{allowed} decoder.fault=finite_window")
-        if self.fault_window is not None and config.hardware.options().attention == "flash_attention_2":
-            raise ConfigError("decoder.fault_window", self.fault_window, "null with hardware.attention=flash_attention_2")
 
     def keeps_tokens(self) -> bool:
         """Whether the rule is the right one."""

@@ -211,7 +211,7 @@ class Tree:
         if model.recurrent_nets:
             refuse()
         self._model, self._length = model, length
-        self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
+        self._attention = attention.implementation("auto", model.device, model.changes_scores)
         layers: Any = cache.layers
         self._cache = DynamicCache([(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in layers])
         self._paths: list[tuple[int, ...]] = []

@@ -31,8 +31,8 @@ class Local(Hardware):
     memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
                                       "% of the free memory", gt=0)
     prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
-    attention: Literal["auto", "grouped", "sdpa", "eager", "flash_attention_2"] = runtime(
-        "auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU")
+    attention: Literal["auto", "grouped", "sdpa", "eager"] = runtime(
+        "auto", "implementation of attention; auto = grouped on a CPU, this package's kernel on a GPU")
     steps_between_checks: int | None = runtime(None, "decode steps between checks for ended chains; null takes 1 on a CPU, 4 "
                                                "on a GPU", ge=1, le=64)
     snapshot_every: int = runtime(256, "positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer "

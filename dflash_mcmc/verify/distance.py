@@ -134,7 +134,7 @@ def laws_of(model: LanguageModel, text: DrawnText, law: SamplingParams, places: 
     sequence, first = np.concatenate([text.prompt, text.tokens]), len(text.prompt) - 1
     size, start = (_PIECE, 0) if width is None else (width, first)
     length = round_up(len(sequence) + size, _KEYS)
-    runner = ModelRunner(model, blend, attention.implementation("auto", model.device, model.dtype, model.attention_needs),
+    runner = ModelRunner(model, blend, attention.implementation("auto", model.device, model.changes_scores),
                          length, _KEYS, _PIECE)
     cache, rows = KVCache(model.cache_shape, 1, length, model.device), []
     with runner.ready():

@@ -13,7 +13,7 @@ from dflash_mcmc.verify import behaviour, drawn
 from tests.verify.crafted_server import FAULTS, CraftedServer, one_layer
 from tests.verify.test_verify import told
 
-ABOVE = {"late": 4, "neighbour": 8, "seed": 4, "stale": 4, "bonus": 8}
+ABOVE = {"late": 4, "neighbour": 12, "seed": 4, "stale": 4, "bonus": 12}
 """Requests at once above which each fault appears; the levels of an audit are 1, 8 and 24."""
 
 

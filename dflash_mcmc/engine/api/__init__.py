@@ -16,9 +16,9 @@ from dflash_mcmc.registry import name_of, register
 if TYPE_CHECKING:
     import numpy as np
 
+    from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
     from dflash_mcmc.settings import Settings
 
 _REQUESTS = 16
@@ -84,13 +84,13 @@ class Api(Engine):
     def load(self, config: Settings, device: str) -> UnloadedTarget:
         """The tokenizer and the stop ids of model.path; the weights are the server's. Raises UserError."""
         from dflash_mcmc.engine.api.endpoint import Endpoint
-        from dflash_mcmc.engine.batching import unloaded
+        from dflash_mcmc.engine.batching import elsewhere
 
         files = config.model.files(weights=False)
         if files is None:
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a tokenizer "
                             "and config.json with engine=api, or engine=slots")
-        target = unloaded.read(files.folder, "auto", "cpu", config.model.tokenizer())
+        target = elsewhere.read(files.folder, "auto", "cpu", config.model.tokenizer())
         limits = [limit for limit in (target.max_positions, Endpoint(self).longest) if limit]
         return target._replace(max_positions=min(limits, default=None))
 
@@ -100,9 +100,9 @@ class Api(Engine):
 
     def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which servers compute."""
-        from dflash_mcmc.engine.batching import unloaded
+        from dflash_mcmc.engine.batching import elsewhere
 
-        return unloaded.prompt_encoder(config.model)
+        return elsewhere.prompt_encoder(config.model)
 
     def start(self, config: Settings, target: UnloadedTarget, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:

@@ -19,7 +19,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import SamplingParams
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
+    from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
     from dflash_mcmc.settings import Settings
 
 _QUESTION = "Write a short story about a number that nobody has heard of."

@@ -9,8 +9,7 @@ import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.live_chains import Asked, DelegatingEngine, LiveChains
-from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
+from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score

@@ -3,8 +3,8 @@
 `grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding, but for bfloat16 on
 a processor with tiles (AMX), where it gives this matrix to the fused kernel.
-`ragged` is the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
-arXiv 2307.08691). The name avoids "flash", because `transformers` would search for a kernel under such a name.
+`own` stands for the kernel of `gpu_layers.py`, which the loop of layers on a GPU calls. Modules of `transformers` have
+PyTorch's fused kernel in its place.
 
 Rows of a cache hold the keys and values of all tokens. A layer with a window or with chunks therefore differs from one with
 full attention in its mask alone, and a rollback is the same for all of them.
@@ -20,68 +20,34 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from dflash_mcmc.engine.batching.linear import has_tiles
 from dflash_mcmc.errors import ConfigError
 
-CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")
-
+OWN = "own"
+"""The implementation of a GPU that nobody has chosen."""
 ADDITIVE = ("grouped", "eager")
 """Implementations that add the mask to the scores. The additive mask is made once per forward, not once per layer."""
 
 
-class Needs(NamedTuple):
-    """What the attention of a model has beside a softmax over all earlier tokens."""
-
-    masks: bool = False
-    """Windows or chunks."""
-    scores: bool = False
-    """Attention sinks, or a soft-cap on the scores."""
-
-
-PLAIN = Needs()
 _WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash")
 """`model_type` of the models with attention sinks. Their configurations have no field for them."""
 
 
-def needs_of(config: Any, plain_masks: bool) -> Needs:
-    """What a model with this configuration of `transformers` needs.
-
-    Args:
-        plain_masks: whether all layers attend to all earlier tokens.
-    """
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return Needs(not plain_masks, capped or config.model_type in _WITH_SINKS)
+def changes_scores(config: Any) -> bool:
+    """Whether a model with this configuration of `transformers` has attention sinks, or a soft-cap on the scores."""
+    return getattr(config, "attn_logit_softcapping", None) is not None or config.model_type in _WITH_SINKS
 
 
-def implementation(choice: str, device: torch.device, dtype: torch.dtype, needs: Needs = PLAIN) -> str:
+def implementation(choice: str, device: torch.device, changed_scores: bool = False) -> str:
     """The name of a choice in `transformers`' registry. Raises ConfigError if the choice cannot run."""
     if choice == "auto":
-        return "grouped" if device.type == "cpu" or needs.scores else "sdpa"
-    if choice == "sdpa" and needs.scores:
+        return "grouped" if device.type == "cpu" or changed_scores else OWN if importlib.util.find_spec("triton") else "sdpa"
+    if choice == "sdpa" and changed_scores:
         raise ConfigError("hardware.attention", choice, "auto, grouped, eager for a model with attention sinks or a soft-cap")
-    if choice != "flash_attention_2":
-        return choice
-    others = ", ".join(name for name in CHOICES if name != choice and not (name == "sdpa" and needs.scores))
-    if needs != PLAIN:
-        raise ConfigError("hardware.attention", choice, f"{others} for a model with windows, chunks, attention sinks or a "
-                          "soft-cap")
-    if importlib.util.find_spec("flash_attn") is None:
-        raise ConfigError("hardware.attention", choice, f"{others} (the package flash-attn is not installed)")
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        raise ConfigError("hardware.attention", choice, f"{others}; or a GPU with model.dtype=bfloat16 (the model is in "
-                          f"{str(dtype).removeprefix('torch.')} on {device.type})")
-    return "ragged"
-
-
-def padding(implementation: str, prefill_chunk: int, num_drafted: int = 0) -> int:
-    """Positions that a row needs after its sequence, for padding or for a block drafted beyond the end.
-
-    With a mask, all padding can share one position. flash-attn has no mask: it treats the queries as the last tokens of a
-    row. Each token of padding therefore needs its own position.
-    """
-    return max(prefill_chunk if implementation == "ragged" else 1, num_drafted + 1)
+    return choice
 
 
 def grouped_attention(
@@ -137,23 +103,7 @@ def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     return mixed.reshape(rows, heads, queries, -1).transpose(1, 2)
 
 
-def ragged_attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
-    scaling: float | None = None, dropout: float = 0.0, **kwargs,
-) -> tuple[torch.Tensor, None]:
-    """Softmax attention by flash-attn. The mask gives only the filled length of each row.
-
-    The queries are the last tokens of their row.
-    """
-    from flash_attn import flash_attn_with_kvcache
-
-    filled = attention_mask[:, 0, -1].sum(dim=-1, dtype=torch.int32)
-    mixed = flash_attn_with_kvcache(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), cache_seqlens=filled,
-                                    softmax_scale=scaling, causal=True)
-    return mixed, None
-
-
-for _name, _function in (("grouped", grouped_attention), ("ragged", ragged_attention)):
+for _name, _function in (("grouped", grouped_attention), (OWN, sdpa_attention_forward)):
     AttentionInterface.register(_name, _function)
     AttentionMaskInterface.register(_name, sdpa_mask)
 

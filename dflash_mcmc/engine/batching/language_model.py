@@ -9,10 +9,11 @@ summed in the order of their weights.
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,11 +34,14 @@ from dflash_mcmc.engine.batching.cache import (
 from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import UserError, note, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.gpu_layers import GpuLoop
 
 _REASONS = {
     LINEAR: "a recurrent state, which cannot be rolled back",
@@ -162,7 +166,7 @@ class LanguageModel:
         turn: taken by the engine that runs the model.
         max_positions: longest sequence, prompt included.
         masks: which earlier tokens the layers attend to.
-        attention_needs: what the attention has beside a softmax over all earlier tokens.
+        changes_scores: whether its attention has sinks or a soft-cap.
         softcap: the logits x of the head become softcap · tanh(x / softcap); None if they stay.
 
     Args:
@@ -176,7 +180,7 @@ class LanguageModel:
         refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self._cache_argument = cache_argument(self.decoder)
-        self._loop: linear.LayerLoop | None = None
+        self._loop: linear.LayerLoop | GpuLoop | None = None
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
         if self.device.type == "cpu":
@@ -186,7 +190,7 @@ class LanguageModel:
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = max_positions(self.config)
         self.masks = attention.masks_of(self.config, self.decoder)
-        self.attention_needs = attention.needs_of(self.config, self.masks.plain)
+        self.changes_scores = attention.changes_scores(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.has_experts = has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
@@ -240,10 +244,23 @@ class LanguageModel:
             cache: takes the keys and values of the tokens, and gives those of earlier ones.
             options: what else the decoder takes, `position_ids` and `attention_mask`.
         """
-        if self._loop is not None and not self._loop.is_hooked and isinstance(cache, KVCache):
-            return self._loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
+        loop = self.loop_under(self.config._attn_implementation)
+        if loop is not None and isinstance(cache, KVCache):
+            return loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state
+
+    def loop_under(self, implementation: str) -> linear.LayerLoop | GpuLoop | None:
+        """This package's loop of the layers under an implementation of attention; None where modules of transformers run."""
+        loop = self._loop
+        own = loop is not None and not loop.is_hooked and (not loop.has_ranges or implementation == attention.OWN)
+        return loop if own else None
+
+    @property
+    def takes_ranges(self) -> bool:
+        """Whether `hidden` takes the first key that each token sees, int64 (rows, n) or None for 0, in place of a mask."""
+        loop = self.loop_under(self.config._attn_implementation)
+        return loop is not None and loop.has_ranges
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
@@ -316,7 +333,7 @@ class LanguageModel:
     @property
     def reading_attention(self) -> str:
         """The implementation of attention for a forward over a whole sequence."""
-        return "grouped" if self.attention_needs.scores else "sdpa"
+        return "grouped" if self.changes_scores else "sdpa"
 
     def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
@@ -331,9 +348,17 @@ class LanguageModel:
         return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
 
     def _pack(self) -> None:
-        """Replaces the linear layers, and takes the place of the modules of transformers where it keeps their bits."""
-        linear.replace_layers(self.decoder)
-        self._loop = linear.loop_of(self.decoder, self.cache_shape)
+        """Replaces the linear layers. A loop runs them where it has the bits of the modules, or on a GPU their numbers."""
+        if self.device.type == "cpu":
+            linear.replace_layers(self.decoder)
+            self._loop = linear.loop_of(self.decoder, self.cache_shape)
+        elif linear.is_looped(self.config) and importlib.util.find_spec("triton"):
+            from dflash_mcmc.engine.batching.gpu_layers import loop_of
+
+            try:
+                self._loop = loop_of(self.decoder, self.cache_shape, self.device)
+            except Exception as error:  # Triton compiles for this GPU now, which fails in many ways
+                note(f"layers: modules of transformers and not this package's loop, because {reason_of(error, 300)}")
 
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):

@@ -281,21 +281,20 @@ class Float32Head:
 
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
-_FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
+_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Values of `model_type`."""
 _LOOP_COUNTS, _QUERIES = (1, 3, 8), 5
 """Rows and tokens of the forwards that are compared."""
 
 
-class LayerLoop:
-    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients. `norm_of` makes its norms."""
+class HookedLoop:
+    """A loop over the layers of a decoder. It calls the hooks of the embedding and of layers, after them, and no others."""
 
-    def __init__(self, decoder: Any, norm_of: Callable[[Any], Norm]):
-        self._decoder, self._norm = decoder, norm_of(decoder.norm)
-        self._eager = sys.modules[type(decoder).__module__].eager_attention_forward  # not in the registry of transformers
-        self._layers = [_LoopLayer(layer, norm_of) for layer in decoder.layers]
-        linear = [module for module in decoder.modules() if isinstance(module, RowLinear)]
-        self._unlike = list({(layer.weight.is_mkldnn, layer.weight.dtype): layer for layer in linear}.values())
-        outputs = [decoder.embed_tokens, *decoder.layers]
+    has_ranges = False
+    """Whether the keys that a token sees are given by the first one, and not by a mask."""
+
+    def __init__(self, decoder: Any):
+        self._decoder, outputs = decoder, [decoder.embed_tokens, *decoder.layers]
         self._others = [hooks for module in decoder.modules() for hooks in (
             module._forward_pre_hooks, *(() if module in outputs else (module._forward_hooks,)))]
 
@@ -303,6 +302,18 @@ class LayerLoop:
     def is_hooked(self) -> bool:
         """Whether something hooks a module that the loop does not call, so that only transformers' modules do what it asks."""
         return any(self._others)
+
+
+class LayerLoop(HookedLoop):
+    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients. `norm_of` makes its norms."""
+
+    def __init__(self, decoder: Any, norm_of: Callable[[Any], Norm]):
+        super().__init__(decoder)
+        self._norm = norm_of(decoder.norm)
+        self._eager = sys.modules[type(decoder).__module__].eager_attention_forward  # not in the registry of transformers
+        self._layers = [_LoopLayer(layer, norm_of) for layer in decoder.layers]
+        linear = [module for module in decoder.modules() if isinstance(module, RowLinear)]
+        self._unlike = list({(layer.weight.is_mkldnn, layer.weight.dtype): layer for layer in linear}.values())
 
     def hidden(self, tokens: torch.Tensor, cache: KVCache, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states (rows, n, width) after the final norm. Hooks of the embedding and of layers get their outputs, and may
@@ -315,7 +326,7 @@ class LayerLoop:
         decoder = self._decoder
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, self._eager)
         embedded = embedding(tokens, decoder.embed_tokens.weight)
-        embedded = _hooked(decoder.embed_tokens, (tokens,), embedded)
+        embedded = hooked(decoder.embed_tokens, (tokens,), embedded)
         cos, sin = (table[:, :, None] for table in decoder.rotary_emb(embedded, positions))
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
@@ -326,12 +337,12 @@ class LayerLoop:
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
             if layer.module._forward_hooks:
                 output = flat[:count].view(embedded.shape)
-                if (changed := _hooked(layer.module, (), output)) is not output:
+                if (changed := hooked(layer.module, (), output)) is not output:
                     flat = pad(changed.reshape(count, width), (0, 0, 0, len(flat) - count))
         return self._norm(flat)[:count].view(embedded.shape)
 
 
-def _hooked(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+def hooked(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
     """A module's output after its hooks, each of which may put another one in its place."""
     for hook in module._forward_hooks.values():
         if (changed := hook(module, inputs, output)) is not None:
@@ -375,6 +386,12 @@ class _LoopLayer:
         return flat.add_(self._down(silu(self._gate(normed)).mul_(self._up(normed))))
 
 
+def is_looped(config: Any) -> bool:
+    """Whether a loop has the layers of a configuration of `transformers`."""
+    return (config.model_type in _FAMILIES and config.hidden_act == "silu"
+            and not set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+
+
 @torch.inference_mode()
 def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
     """The loop of a decoder; None for other families, and where a forward over few tokens differs in a bit.
@@ -382,18 +399,11 @@ def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
     Args:
         shape: shape of the keys and values of a token.
     """
-    config = decoder.config
-    if (type(decoder).__name__ not in _FAMILIES or config.hidden_act != "silu"
-            or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-            or any(type(module) is torch.nn.Linear for module in decoder.modules())):
+    if not is_looped(decoder.config) or any(type(module) is torch.nn.Linear for module in decoder.modules()):
         return None
-    before = config._attn_implementation
-    decoder.set_attn_implementation("grouped")
-    try:
-        loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused_norm, attrgetter("forward")))
-        return next((loop for loop in loops if all(_has_bits(loop, decoder, shape, rows) for rows in _LOOP_COUNTS)), None)
-    finally:
-        decoder.set_attn_implementation(before)
+    loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused_norm, attrgetter("forward")))
+    return next((loop for loop in loops if all(torch.equal(*pair) for rows in _LOOP_COUNTS
+                                               for pair in compared(loop, decoder, shape, rows))), None)
 
 
 def _fused_norm(module: Any) -> Norm:
@@ -404,17 +414,22 @@ def _fused_norm(module: Any) -> Norm:
     return lambda rows: rms_norm(rows, size, weight, epsilon)
 
 
-def _has_bits(loop: LayerLoop, decoder: Any, shape: CacheShape, rows: int) -> bool:
-    """Whether hidden states, keys and values of so many rows are those of the modules."""
-    generator = torch.Generator().manual_seed(rows)
-    tokens = torch.randint(decoder.config.vocab_size, (rows, _QUERIES), generator=generator)
-    positions, caches = torch.arange(_QUERIES).expand(rows, -1), [KVCache(shape, rows, _QUERIES) for _ in range(2)]
-    mask = torch.zeros(rows, 1, _QUERIES, _QUERIES, dtype=shape.dtype)
-    mask.masked_fill_(torch.ones(_QUERIES, _QUERIES, dtype=torch.bool).triu(1), -torch.inf)
-    for held in caches:
+def compared(loop: Any, decoder: Any, shape: CacheShape, rows: int,
+             device: str | torch.device = "cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Hidden states, keys and values of so many rows by a loop, and by the modules."""
+    generator, before = torch.Generator().manual_seed(rows), decoder.config._attn_implementation
+    tokens = torch.randint(decoder.config.vocab_size, (rows, _QUERIES), generator=generator).to(device)
+    positions = torch.arange(_QUERIES, device=device).repeat(rows, 1)
+    ours, theirs = (KVCache(shape, rows, _QUERIES, device) for _ in range(2))
+    mask = torch.zeros(rows, 1, _QUERIES, _QUERIES, dtype=shape.dtype, device=device)
+    mask.masked_fill_(torch.ones(_QUERIES, _QUERIES, dtype=torch.bool, device=device).triu(1), -torch.inf)
+    for held in (ours, theirs):
         held.aim(slice(0, rows), positions, _QUERIES)
-    ours = loop.hidden(tokens, caches[0], mask, positions)
-    theirs = decoder(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
-                     **{cache_argument(decoder): caches[1]}).last_hidden_state
-    return (torch.equal(ours, theirs) and torch.equal(caches[0].keys, caches[1].keys)
-            and torch.equal(caches[0].values, caches[1].values))
+    decoder.set_attn_implementation("grouped")
+    try:
+        states = (loop.hidden(tokens, ours, None if loop.has_ranges else mask, positions),
+                  decoder(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+                          **{cache_argument(decoder): theirs}).last_hidden_state)
+    finally:
+        decoder.set_attn_implementation(before)
+    return [states, (ours.keys, theirs.keys), (ours.values, theirs.values)]

@@ -23,7 +23,6 @@ import torch
 from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.attention import Reach
 from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -201,15 +200,15 @@ class ModelRunner:
     def _forward(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                  key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
         cache.aim(rows, positions, key_length)
-        keys = self._keys[:key_length]
-        causal = keys <= positions[..., None]
-        causal = Reach(window=window).limit(causal, positions, keys)
-        at = positions
-        if skipped is not None:  # queries before the prompt may look at each other, because a row of weights needs a key
-            causal = causal & ((keys >= skipped[:, None, None]) | (positions < skipped[:, None])[..., None])
-            at = (positions - skipped[:, None]).clamp(min=0)
-        additive = self.model.dtype if self.attention in attention.ADDITIVE else None
-        mask = self.model.masks.of(causal, positions, keys, additive)
+        at = positions if skipped is None else (positions - skipped[:, None]).clamp(min=0)
+        first = _first(positions, window, skipped)
+        mask: torch.Tensor | dict[str, torch.Tensor] | None = first
+        if not self.model.takes_ranges:
+            keys = self._keys[:key_length]
+            causal = keys <= positions[..., None]
+            causal = causal if first is None else causal & (keys >= first[..., None])
+            additive = self.model.dtype if self.attention in attention.ADDITIVE else None
+            mask = self.model.masks.of(causal, positions, keys, additive)
         # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
         limit = self.model.max_positions
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
@@ -301,6 +300,18 @@ class ModelRunner:
         if self.grid and self.drafts(sources):
             said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count)
         return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
+
+
+def _first(positions: torch.Tensor, window: int | None, skipped: torch.Tensor | None) -> torch.Tensor | None:
+    """The first key that a query at each position sees, int64 (rows, queries); None for 0.
+
+    Queries before the prompt see each other, because a row of weights needs a key.
+    """
+    first = None if window is None else (positions - window + 1).clamp(min=0)
+    if skipped is None:
+        return first
+    own = torch.where(positions < skipped[:, None], 0, skipped[:, None])
+    return own if first is None else torch.maximum(first, own)
 
 
 def mixed_logits(model: LanguageModel, blend: TargetBlend, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.cache import (
 )
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.linear import is_small, keeps_copy
+from dflash_mcmc.engine.batching.linear import is_looped, is_small, keeps_copy
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
@@ -53,8 +53,8 @@ class TargetShape(NamedTuple):
         return max_positions(self.config)
 
     @property
-    def attention_needs(self) -> attention.Needs:
-        return attention.needs_of(self.config, attention.masks_of(self.config).plain)
+    def changes_scores(self) -> bool:
+        return attention.changes_scores(self.config)
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -113,13 +113,22 @@ class Workload(NamedTuple):
 
     @property
     def padding(self) -> int:
-        """Positions after a sequence."""
-        return max(attention.padding(self.implementation(model), self.options.prefill_chunk, self.num_drafted)
-                   for model in self.models)
+        """Positions after a sequence, for a block drafted beyond the end; all padding can share one of them."""
+        return self.num_drafted + 1
 
     def implementation(self, model: LanguageModel | TargetShape) -> str:
         """The implementation of a model's attention."""
-        return attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
+        return attention.implementation(self.options.attention, model.device, model.changes_scores)
+
+    @property
+    def layers(self) -> str:
+        """What runs the target's layers: as it is loaded, or else as its configuration says."""
+        model, used = self.model, self.implementation(self.model)
+        fits = is_looped(model.config) and (model.device.type == "cpu" or used == attention.OWN)
+        if fits and not (isinstance(model, LanguageModel) and model.loop_under(used) is None):
+            return "the loop of this package"
+        return ("modules of transformers (the loop of this package has those of Llama, Qwen2 and Qwen3, and takes Triton and "
+                "hardware.attention=auto on a GPU)")
 
     @property
     def num_drafted(self) -> int:
@@ -183,6 +192,8 @@ class MemoryPlan(NamedTuple):
     """Memory for all of this. None if it is not known."""
     states: int = 0
     """The part of `caches` for the states and inputs of recurrent layers."""
+    layers: str = ""
+    """See `Workload.layers`."""
 
     @property
     def total(self) -> int:
@@ -190,7 +201,7 @@ class MemoryPlan(NamedTuple):
         return self.caches + max(self.step, self.reading, self.growing)
 
     def describe(self, weight_bytes: int | None = None) -> str:
-        """The plan in a line.
+        """The plan in a line, and what runs the layers in another one.
 
         Args:
             weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
@@ -201,7 +212,7 @@ class MemoryPlan(NamedTuple):
         uses += [f"recurrent states {_size(self.states)}"] if self.states else []
         uses += [f"work space {_size(self.total - self.caches)}"]
         uses += [] if self.limit is None else [f"free {_size(self.limit - self.total)} of {_size(self.limit)}"]
-        return "memory: " + "; ".join(uses)
+        return "memory: " + "; ".join(uses) + f"\nlayers: {self.layers}"
 
 
 def predict(work: Workload, num_slots: int) -> MemoryPlan:
@@ -231,7 +242,7 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
         reading = max(reading + ahead * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" else 0
-    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, states=states)
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, states=states, layers=work.layers)
 
 
 def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None,

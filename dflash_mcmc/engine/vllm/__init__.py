@@ -15,9 +15,9 @@ from dflash_mcmc.registry import name_of, register
 if TYPE_CHECKING:
     import numpy as np
 
+    from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
     from dflash_mcmc.settings import Settings
 
 _INSTEAD = "or engine=slots"
@@ -80,13 +80,13 @@ class Vllm(Engine):
 
     def load(self, config: Settings, device: str) -> UnloadedTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
-        from dflash_mcmc.engine.batching import unloaded
+        from dflash_mcmc.engine.batching import elsewhere
 
         files = config.model.files()
         if files is None:
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
                             f"with engine=vllm, {_INSTEAD}")
-        return unloaded.read(files.folder, files.dtype, device, config.model.tokenizer())
+        return elsewhere.read(files.folder, files.dtype, device, config.model.tokenizer())
 
     def resource(self, target: UnloadedTarget) -> object:
         """This class: a process has one engine of vLLM."""
@@ -94,9 +94,9 @@ class Vllm(Engine):
 
     def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
-        from dflash_mcmc.engine.batching import unloaded
+        from dflash_mcmc.engine.batching import elsewhere
 
-        return unloaded.prompt_encoder(config.model)
+        return elsewhere.prompt_encoder(config.model)
 
     def start(self, config: Settings, target: UnloadedTarget, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:

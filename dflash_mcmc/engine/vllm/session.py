@@ -8,9 +8,8 @@ import time
 import numpy as np
 
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.live_chains import Asked, DelegatingEngine, LiveChains
+from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
 from dflash_mcmc.ops import Draw

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
-from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError

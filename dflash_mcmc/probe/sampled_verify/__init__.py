@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.settings import Settings
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
-_CANNOT_MASK = "flash_attention_2"
 _LONG_TEMPERATURE, _AGENT_TEMPERATURE = 0.7, 1.0
 """Temperatures of the long generations and of the agent's answers, as in the document."""
 
@@ -105,9 +104,6 @@ class SampledVerify(Probe):
         if "late_penalty" in self.faults and not config.sampler.law().has_penalty:
             raise ConfigError("probe.faults", self.faults, "a list without late_penalty, or a sampler.repetition_penalty "
                               "that is not 1, or a sampler.frequency_penalty or sampler.presence_penalty that is not 0")
-        if "finite_window" in self.faults and config.hardware.options().attention == _CANNOT_MASK:
-            raise ConfigError("probe.faults", self.faults, f"a list without finite_window, or another hardware.attention "
-                              f"than {_CANNOT_MASK}")
 
     def arms(self) -> tuple[str, ...]:
         """The decoders, plain decoding first."""

@@ -1,9 +1,6 @@
-"""Compares our attention with PyTorch's, alone and inside models, and our use of flash-attn with PyTorch's attention."""
+"""Compares our attention with PyTorch's, alone and inside models."""
 
 from __future__ import annotations
-
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -14,13 +11,12 @@ from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.targets import FAMILIES, random_model
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def example(queries: int, keys: int, key_heads: int = 2):
@@ -98,62 +94,8 @@ def test_every_implementation_draws_the_same(family, name):
     assert model.config._attn_implementation == before
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, softmax_scale, causal):
-    """A replacement for flash-attn's function, as documented. The original runs on GPUs only."""
-    assert causal
-    assert cache_seqlens.dtype == torch.int32
-    rows = []
-    for row, length in enumerate(cache_seqlens.tolist()):  # the queries are the last of `length` tokens
-        query, key, value = (x[row : row + 1].transpose(1, 2) for x in (q, k_cache[:, :length], v_cache[:, :length]))
-        mask = torch.ones(query.shape[2], length, dtype=torch.bool).tril(length - query.shape[2])
-        rows.append(fused(query * softmax_scale * query.shape[-1] ** 0.5, key, value, mask))
-    return torch.cat(rows)
-
-
-@pytest.fixture
-def flash_attn(monkeypatch):
-    """Replaces the package flash-attn."""
-    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache))
-
-
-def test_flash_attention_is_called_by_its_contract(flash_attn):
-    query, key, value = example(4, 20)
-    mask = (torch.arange(20) <= (torch.tensor([[16], [9], [0]]) + torch.arange(4))[..., None])[:, None]
-    ours, _ = attention.ragged_attention(None, query, key, value, mask, scaling=8**-0.5)
-    torch.testing.assert_close(ours, fused(query, key, value, mask), atol=1e-5, rtol=0)
-
-
-def test_flash_attention_draws_the_same_where_pieces_are_padded(flash_attn, monkeypatch):
-    """The engine uses the replacement. Prompts are read in pieces of 64 and end at the end of the cache."""
-    model = random_model("qwen3")
-
-    def drawn():
-        engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 4, 128, prompt_length=120)
-        prompts = [np.arange(length) * 5 % 61 for length in (90, 120, 66, 30, 127 - 8)]
-        return {d.tag: d.result.trajectory for d in engine.run((n, chain(p)) for n, p in enumerate(prompts))}
-
-    def chain(prompt):
-        path = yield Draw(Trajectory.start(prompt), 8, SamplingParams(), Key(1))
-        return ChainResult(path)
-
-    expected = drawn()
-    monkeypatch.setattr(attention, "implementation", lambda *given: "ragged")
-    for tag, path in drawn().items():
-        assert path.tokens.tolist() == expected[tag].tokens.tolist()
-        np.testing.assert_allclose(path.log_p, expected[tag].log_p, atol=1e-4)
-
-
-def test_flash_attention_is_refused_where_it_cannot_run(monkeypatch):
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"hardware\.attention: given 'flash_attention_2'.*not installed"):
-        attention.implementation("flash_attention_2", torch.device("cuda"), torch.bfloat16)
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: object())
-    for device, dtype in ((CPU, torch.bfloat16), (torch.device("cuda"), torch.float32)):
-        with pytest.raises(ConfigError, match=r"or a GPU with model\.dtype=bfloat16"):
-            attention.implementation("flash_attention_2", device, dtype)
-    assert attention.implementation("flash_attention_2", torch.device("cuda"), torch.bfloat16) == "ragged"
-
-
-def test_auto_is_what_suits_the_device():
-    assert attention.implementation("auto", CPU, torch.float32) == "grouped"
-    assert attention.implementation("auto", torch.device("cuda"), torch.float32) == "sdpa"
+def test_auto_is_what_suits_the_device(monkeypatch):
+    assert attention.implementation("auto", CPU) == "grouped"
+    for installed, name in ((object(), attention.OWN), (None, "sdpa")):  # Triton
+        monkeypatch.setattr(attention.importlib.util, "find_spec", lambda _, found=installed: found)
+        assert attention.implementation("auto", CUDA) == name

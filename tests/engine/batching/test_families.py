@@ -135,23 +135,19 @@ def test_attention_without_sinks_or_soft_cap_would_be_seen(family, left_out, mon
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_every_implementation_draws_the_same(family, name):
     parts = LanguageModel(model_of(family), stop_ids=STOPS)
-    if name == "sdpa" and parts.attention_needs.scores:
+    if name == "sdpa" and parts.changes_scores:
         with pytest.raises(ConfigError, match=r"hardware.attention: given 'sdpa'; allowed: auto, grouped, eager for a model"):
             drawn(parts, temperature(), attention=name)
     else:
         assert_near(drawn(parts, temperature(), attention=name), drawn(parts, temperature()))
 
 
-def test_flash_attention_is_refused_for_windows_and_sinks():
-    needs = attention.Needs(masks=True)
-    with pytest.raises(ConfigError, match=r"allowed: auto, grouped, sdpa, eager for a model with windows"):
-        attention.implementation("flash_attention_2", torch.device("cuda"), torch.bfloat16, needs)
-    sinks = attention.Needs(masks=True, scores=True)
-    assert attention.implementation("auto", torch.device("cuda"), torch.bfloat16, sinks) == "grouped"
-    for family, found in (("gemma3", needs), ("gpt_oss", sinks), ("gemma2", sinks), ("olmoe", attention.PLAIN)):
+def test_sinks_and_soft_caps_take_grouped_attention():
+    assert attention.implementation("auto", torch.device("cuda"), True) == "grouped"
+    for family, found in (("gemma3", False), ("gpt_oss", True), ("gemma2", True), ("olmoe", False)):
         model = model_of(family)
-        assert LanguageModel(model).attention_needs == found
-        assert TargetShape(model.config, CPU, torch.float32, None).attention_needs == found
+        assert LanguageModel(model).changes_scores == found
+        assert TargetShape(model.config, CPU, torch.float32, None).changes_scores == found
 
 
 @pytest.mark.parametrize("family", _MADE)

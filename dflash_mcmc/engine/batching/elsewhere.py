@@ -1,17 +1,120 @@
-"""Engines that carry out the operations of their chains elsewhere, in vLLM or on a server, and their chains in progress."""
+"""Engines that carry out the operations of their chains elsewhere, in vLLM or on a server: target and chains in progress.
+
+The target is read from a checkpoint's other files than its weights.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import transformers
 
 from dflash_mcmc.engine.batching.chains import LiveChain
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
+from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
 from dflash_mcmc.engine.batching.scheduler import Turns
+from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
+from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.grading.extraction import cut
+from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.settings import ModelPart
+
+
+class UnloadedTarget(NamedTuple):
+    """A checkpoint and its tokenizer.
+
+    Attributes:
+        folder: the checkpoint.
+        dtype: name of the precision of weights and activations.
+        device: device name for PyTorch.
+        config: the configuration of transformers, of the text model.
+        max_positions: longest sequence, prompt included. A sliding window is no limit, since these engines compute it.
+        vocab_size: number of logits.
+        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        forbidden: ids without a token (padding rows of the head), which can never be drawn.
+        stop_strings: strings that end a generation; None for none.
+    """
+
+    folder: Path
+    dtype: str
+    device: str
+    config: Any
+    tokenizer: Any
+    max_positions: int | None
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    forbidden: tuple[int, ...]
+    stop_strings: StopStrings | None = None
+
+    def stopping_at(self, strings: Sequence[str]) -> UnloadedTarget:
+        """The same target, whose generations end at these strings too. Raises UserError."""
+        return self._replace(stop_strings=StopStrings(strings, texts_of(self.tokenizer, self.vocab_size)) if strings else None)
+
+    def ends(self, tokens: np.ndarray) -> bool:
+        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
+        return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens, without special tokens, up to a stop string."""
+        text = continuation(self.tokenizer, tokens.tolist())
+        return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
+
+
+def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> UnloadedTarget:
+    """Reads the target's files, but not its weights. Raises UserError.
+
+    Args:
+        dtype: `auto` or a name of PyTorch's types.
+    """
+    outer = configuration(folder)
+    config = outer.get_text_config()
+    token_ids = set(tokenizer.get_vocab().values())
+    if dtype == "auto":
+        dtype = precision_name(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
+    return UnloadedTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
+                      _stop_ids(folder, outer, config, tokenizer),
+                      tuple(token for token in range(config.vocab_size) if token not in token_ids))
+
+
+def configuration(folder: Path) -> Any:
+    """The configuration of transformers. Raises UserError."""
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises a dozen types here; all mean that this file cannot be used
+        reason = reason_of(error, 300)
+        raise UserError(f"model.path: cannot read config.json in {str(folder)!r}: {reason}") from error
+
+
+def positions(config: Any) -> int | None:
+    """Longest sequence of a configuration, without regard to sliding windows; None without a limit."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def prompt_encoder(model: ModelPart) -> PromptEncoder | None:
+    """The encoder of a model's prompts, with its positions as of `positions`; None if its configuration is not here."""
+    encoder = model.prompt_encoder()
+    shape = None if encoder is None else model.shape("cpu")
+    return encoder if encoder is None or shape is None else encoder._replace(max_positions=positions(shape.config))
+
+
+def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
+    if (folder / "generation_config.json").is_file():
+        sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
+    return tuple(sorted(stop_ids_of(sources)))
 
 
 class Asked(NamedTuple):
