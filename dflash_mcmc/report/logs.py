@@ -41,6 +41,8 @@ class Log(NamedTuple):
     """The scores of each problem's samples, by the id of the problem, in order of first appearance."""
     unscored: int = 0
     """Samples without a score, which are left out: those that an error has ended."""
+    score: str = ""
+    """The name of the score, where the log names its scores."""
 
     def outcomes(self, low: float = 0.0, high: float = 1.0) -> PairedOutcomes:
         """The means by problem, with scores from `low` to `high` as 0 to 1."""
@@ -61,6 +63,9 @@ def read_all(given: Sequence[str], score: str | None = None) -> list[Log]:
         logs.append(log._replace(name=name or log.name))
         if log.name in (other.name for other in logs[:-1]) and not name:
             raise UserError(f"{path}: has the name {log.name!r} of another log; allowed: NAME={path}")
+    named = [log.score for log in logs if log.score]
+    if score is not None and not any(score in (name, *name.split("/")) for name in named):
+        raise UserError(f"--score: given {score!r}{did_you_mean(score, named)}; allowed: {', '.join(named) or 'none'}")
     return logs
 
 
@@ -69,7 +74,7 @@ def read(path: Path, score: str | None = None) -> Log:
 
     Args:
         score: the name of the score: a scorer of Inspect, a metric, a filter or `FILTER/METRIC` of lm-evaluation-harness, or a
-            field. None takes the only one.
+            field. A log with one score has that one.
     """
     if path.is_dir():
         return _run(path)
@@ -82,7 +87,7 @@ def read(path: Path, score: str | None = None) -> Log:
     names = list(dict.fromkeys(name for *_, scores in samples for name in scores))
     if not names:
         raise UserError(f"{path}: has no sample with a score; allowed: {_FORMATS}")
-    chosen = [name for name in names if score is None or score in (name, *name.split("/"))]
+    chosen = [name for name in names if len(names) == 1 or score is None or score in (name, *name.split("/"))]
     if len(chosen) != 1:
         given = "--score: not given" if score is None else f"--score: given {score!r}{did_you_mean(score, names)}"
         raise UserError(f"{given}; allowed for {path}: {', '.join(chosen or names)}")
@@ -97,7 +102,7 @@ def read(path: Path, score: str | None = None) -> Log:
         if chain in of_problem:
             raise UserError(f"{path}: problem {problem} has sample {chain} twice; allowed: each once")
         of_problem[chain] = _number(value, path, chosen[0])
-    return Log(path.stem, {problem: list(scores.values()) for problem, scores in found.items()}, unscored)
+    return Log(path.stem, {problem: list(scores.values()) for problem, scores in found.items()}, unscored, chosen[0])
 
 
 def _number(value: object, path: Path, name: str) -> float:

@@ -21,7 +21,7 @@ from statsmodels.stats.multitest import multipletests
 
 import dflash_mcmc
 from dflash_mcmc.report.comparison import COLUMNS, compared
-from dflash_mcmc.report.logs import Log, read
+from dflash_mcmc.report.logs import Log, read, read_all
 from tests.refusals import refused
 
 LOGS = Path(__file__).parent / "logs"
@@ -51,6 +51,13 @@ def test_logs_of_lm_eval_have_a_score_for_each_filter():
         read(LOGS / "samples_sums.jsonl", "exact_match")
 
 
+def test_a_score_is_named_for_the_logs_that_have_several(tmp_path):
+    logs = [str(LOGS / name) for name in ("inspect.eval", "samples_sums.jsonl")]
+    assert [log.score for log in read_all(logs, "strict-match/exact_match")] == ["match", "strict-match/exact_match"]
+    with refused("--score: given 'strict'; allowed: match"):
+        read_all(logs[:1], "strict")
+
+
 def test_csv_and_json_lines_have_words_numbers_and_chains(tmp_path):
     with (tmp_path / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("question_id", "correct", "note"), ("p1", "True", "x"), ("p1", "false", "y" * 200_000),
@@ -58,7 +65,7 @@ def test_csv_and_json_lines_have_words_numbers_and_chains(tmp_path):
     assert read(tmp_path / "a.csv").scores == {"p1": [1.0, 0.0], "p2": [1.0]}
     path = lines(tmp_path / "b.jsonl", {"id": 7, "score": 0.25, "epoch": 2}, {"id": 7, "score": None, "epoch": 3},
                  {"id": 8, "score": 1})
-    assert read(path) == Log("b", {"7": [0.25], "8": [1.0]}, unscored=1)
+    assert read(path) == Log("b", {"7": [0.25], "8": [1.0]}, 1, "score")
 
 
 @pytest.mark.parametrize(("rows", "line"), [
