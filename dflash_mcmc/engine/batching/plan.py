@@ -123,10 +123,14 @@ class Workload(NamedTuple):
     @property
     def layers(self) -> str:
         """What runs the target's layers: as it is loaded, or else as its configuration says."""
-        model, used = self.model, self.implementation(self.model)
-        fits = is_looped(model.config) and (model.device.type == "cpu" or used == attention.OWN)
-        if fits and not (isinstance(model, LanguageModel) and model.loop_under(used) is None):
-            return "the loop of this package"
+        model, on_cpu = self.model, self.model.device.type == "cpu"
+        if isinstance(model, LanguageModel):
+            own, where = model.loop_under(self.implementation(model)) is not None, ""
+        else:
+            own = is_looped(model.config) and (on_cpu or self.options.attention == "auto")
+            where = "" if on_cpu else ", where Triton is installed"
+        if own:
+            return f"the loop of this package{where}"
         return ("modules of transformers (the loop of this package has those of Llama, Qwen2 and Qwen3, and takes Triton and "
                 "hardware.attention=auto on a GPU)")
 

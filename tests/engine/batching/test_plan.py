@@ -9,7 +9,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import Workload, cache_size, plan, predict
+from dflash_mcmc.engine.batching.plan import TargetShape, Workload, cache_size, plan, predict
 from dflash_mcmc.errors import ConfigError
 from tests.targets import random_model
 
@@ -81,3 +81,17 @@ def test_a_plan_is_described_in_a_line(model):
     planned = plan(Workload(model, 1500, 100, Options()), 16, 1000, 1)
     assert planned.describe(2_000_000_000).startswith("memory: weights 2.00 GB; keys and values 20.8 MB for 16 slots")
     assert "for 16 slots of 1,500 tokens; work space 4.86 MB; free 0.9" in planned.describe()
+
+
+def test_a_plan_says_what_runs_the_layers():
+    def said(target, **options) -> str:
+        return predict(Workload(target, 150, 100, Options(**options)), 2).describe().partition("\nlayers: ")[2]
+
+    wide = dict(hidden_size=64, intermediate_size=128, head_dim=16)
+    assert said(LanguageModel(random_model("qwen3", **wide), packs=False)).startswith("modules of transformers (")
+    config, cuda = random_model("qwen3").config, torch.device("cuda")
+    assert said(TargetShape(config, torch.device("cpu"), torch.float32, 1)) == "the loop of this package"
+    assert said(TargetShape(config, cuda, torch.float32, 1)) == "the loop of this package, where Triton is installed"
+    for other in (said(TargetShape(config, cuda, torch.float32, 1), attention="sdpa"),
+                  said(TargetShape(random_model("gpt2").config, cuda, torch.float32, 1))):
+        assert other.startswith("modules of transformers (")
