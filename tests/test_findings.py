@@ -471,7 +471,8 @@ def test_the_page_of_evidence_follows_from_the_records():
         for rule, number, right, *cells, forwards in (re.split(r" *\| *", line.strip("| ")) for line in table.splitlines()):
             rule, mine, costs = rule.strip("`"), {}, []
             if f"{rule}, {benchmark}" in folders:
-                records = runs[folders[f"{rule}, {benchmark}"]].records
+                records = {problem: record for problem, record in runs[folders[f"{rule}, {benchmark}"]].records.items()
+                           if problem in others[0]}
                 mine = {problem: record["verdict"] == "correct" for problem, record in records.items()}
                 costs = [record["token_forwards"] for record in records.values()]
             for problem in [] if mine else others[0]:
@@ -487,6 +488,27 @@ def test_the_page_of_evidence_follows_from_the_records():
                     continue
                 won, lost = (sum(mine[each] == side and other[each] != side for each in other) for side in (True, False))
                 assert (pair, float(p)) == (f"{won}, {lost}", pytest.approx(mcnemar(won, lost), rel=0.06))
+    drawn, chains = (runs[folders[f"{name}, MBPP"]] for name in ("temperature 0.25", "ps_examples"))
+    order = sorted(chains.records, key=lambda problem: int(problem.partition("-")[2]))
+    blocks = re.findall(r"^\| (\d+) to (\d+), .* \| (\d+) \| (\d+) \| (\d+), (\d+) \| (\S+) \| ([\d,]+), ([\d,]+) \|$",
+                        page, re.MULTILINE)
+    assert [int(last) for _, last, *_ in blocks] == [123, 223, len(order)]
+    for first, last, *counts, p, of_draws, of_chains in blocks:
+        problems = order[int(first) - 1 : int(last)]
+        firsts, seconds = [], [chains.records[problem] for problem in problems]
+        costs = []
+        for problem in problems:
+            draws = [drawn.draws[problem][chain] for chain in range(4)]
+            record, used = kept(draws, "examples")
+            firsts.append(record["verdict"] == "correct")
+            costs.append(draws[0]["prompt_forwards"]
+                         + sum(each["token_forwards"] - each["prompt_forwards"] for each in draws[:used]))
+        others = [record["verdict"] == "correct" for record in seconds]
+        won, lost = sum(map(operator.gt, firsts, others)), sum(map(operator.lt, firsts, others))
+        assert [*map(int, counts)] == [sum(firsts), sum(others), won, lost]
+        assert float(p) == pytest.approx(mcnemar(won, lost), rel=0.06)
+        assert (of_draws, of_chains) == (f"{statistics.mean(costs):,.0f}",
+                                         f"{statistics.mean(record['token_forwards'] for record in seconds):,.0f}")
     registered = re.findall(r"^\| `examples` of 4 over `(\w+)`.* \| (\d+), (\d+) \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
     assert [name for name, *_ in registered] == ["greedy", "log_p", "ps", "ps_examples"]
     for rank, (name, won, lost, p, holm) in enumerate(registered):
