@@ -22,8 +22,7 @@ def main(arguments: list[str]) -> None:
                         "or FILTER, METRIC or FILTER/METRIC of lm-evaluation-harness")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write a page, its table and figure there")
     options = parser.parse_args(arguments)
-    from dflash_mcmc.report.comparison import compared
-    from dflash_mcmc.report.logs import read_all
+    from dflash_mcmc.report.comparison import compared, read_all
     from dflash_mcmc.report.parts import text_of
 
     found = compared(read_all(options.logs, options.score))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,20 +13,6 @@ from dflash_mcmc.process import program
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    options = _parser().parse_args(arguments)
-    if importlib.util.find_spec("inspect_ai") is None:
-        raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")
-    from dflash_mcmc.harness.inspect_ai import log
-    from dflash_mcmc.report import reading
-
-    runs, left_out = reading.read(reading.run_folders(options.runs, options.outputs), options.lenient)
-    for message in left_out:
-        print(f"note: {message}", file=sys.stderr)
-    for run in runs:
-        print(log.write(run, options.log_dir, options.format))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser("python -m dflash_mcmc.export", description="Writes runs of samples in the format of "
                                    "another program. Runs stay as they are.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, experiment folder, glob, or W&B run id")
@@ -38,7 +23,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
                         help="folder that W&B run ids are looked up in; default: outputs")
     parser.add_argument("--lenient", action="store_true", help="skip corrupt files and lines, and list what was left out")
-    return parser
+    options = parser.parse_args(arguments)
+    if importlib.util.find_spec("inspect_ai") is None:
+        raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")
+    from dflash_mcmc.harness.inspect_ai import log
+    from dflash_mcmc.report import reading
+
+    runs, left_out = reading.read(reading.run_folders(options.runs, options.outputs), options.lenient)
+    for message in left_out:
+        print(f"note: {message}", file=sys.stderr)
+    for run in runs:
+        print(log.write(run, options.log_dir, options.format))
 
 
 if __name__ == "__main__":

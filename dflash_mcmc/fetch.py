@@ -226,15 +226,6 @@ _SCALINGS = {"linear": ("factor",), "yarn": ("factor", "original_context_length"
 """Scalings of the rotation that GGUF states by fields, with the fields. `finetuned` changes nothing."""
 
 
-def _stop_ids(reader: Any, tokenizer: Any) -> int | list[int] | None:
-    """The id of the end, with those of an end of turn unless it is one itself."""
-    fields = (reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
-    own, vocabulary = tokenizer.eos_token_id, tokenizer.get_vocab()
-    named = [] if tokenizer.eos_token in _END_OF_TURN else [vocabulary[text] for text in _END_OF_TURN if text in vocabulary]
-    ids = list(dict.fromkeys([*([] if own is None else [own]), *(int(field.contents()) for field in fields if field), *named]))
-    return ids if len(ids) > 1 else ids[0] if ids else None
-
-
 def _keep_rotation(reader: Any, settings: dict[str, Any]) -> None:
     """Sets the parameters of the rotary embedding that transformers leaves out when it reads a GGUF file.
 
@@ -301,8 +292,14 @@ def convert(file: Path, folder: Path) -> None:
     model.tie_weights()  # assigned tensors are apart
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
-    model.generation_config = transformers.GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=_stop_ids(reader, tokenizer), pad_token_id=tokenizer.pad_token_id)
+    # The id of the end, with those of an end of turn unless it is one itself
+    fields = (reader.get_field(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
+    own, vocabulary = tokenizer.eos_token_id, tokenizer.get_vocab()
+    named = [] if tokenizer.eos_token in _END_OF_TURN else [vocabulary[text] for text in _END_OF_TURN if text in vocabulary]
+    ids = list(dict.fromkeys([*([] if own is None else [own]), *(int(field.contents()) for field in fields if field), *named]))
+    model.generation_config = transformers.GenerationConfig(bos_token_id=tokenizer.bos_token_id,
+                                                            eos_token_id=ids if len(ids) > 1 else ids[0] if ids else None,
+                                                            pad_token_id=tokenizer.pad_token_id)
     note("writing the weights in bfloat16")
     model.save_pretrained(folder)
     kind = reader.get_field("tokenizer.ggml.pre")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.grading.verdicts import GradingPool
     from dflash_mcmc.report.reading import Found
-    from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record, SampleKey
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -78,7 +77,16 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
     own = configured.get("model", {}).get("thinking")
-    regraded = Regraded(folder, target, _graded(records, read_problems(folder), pool, label(config.grader), own))
+    # The records with new grades
+    problems = read_problems(folder)
+    name = label(config.grader)
+    for index, record in enumerate(records):
+        if record["verdict"] not in UNDRAWN:
+            problem = problems.get(record["problem"])
+            prompt, question = (problem["prompt"], problem["question"]) if problem else ("", "")
+            pool.submit(index, continued(prompt, record["text"], own), record["gold"], question)
+    grades = dict(pool.finished(wait=True))
+    regraded = Regraded(folder, target, [_regraded(record, grades.get(index), name) for index, record in enumerate(records)])
     if target != folder:
         _write(regraded, identity, sessions, configured, config)
     return regraded
@@ -118,37 +126,6 @@ def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
     return {(record["problem"], record["chain"]): record for record in read_records(folder, sample_schema())}
 
 
-def _kept_records(run: Regraded) -> list[Record]:
-    """The target's records of samples that the source does not have; they are kept.
-
-    Call it with the target locked: during grading, a run may have sampled into the target, or another source may have been
-    regraded into it. Raises UserError if writing would lose samples of the target.
-    """
-    _refuse_own_samples(run.target, run.folder)
-    present, new = _records_by_key(run.target), {(record["problem"], record["chain"]): record for record in run.records}
-    others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
-    if others:
-        raise UserError(f"{run.target}: has {others} samples with other texts than those of {run.folder}; move it away to "
-                        "build it from there")
-    return [record for key, record in present.items() if key not in new]
-
-
-def _graded(records: Sequence[Record], problems: Mapping[str, ProblemText], pool: GradingPool, name: str,
-            own: Sequence[str] | None) -> list[Record]:
-    """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict.
-
-    Args:
-        own: the marks of the model's thinking, if the run gave any.
-    """
-    for index, record in enumerate(records):
-        if record["verdict"] not in UNDRAWN:
-            problem = problems.get(record["problem"])
-            prompt, question = (problem["prompt"], problem["question"]) if problem else ("", "")
-            pool.submit(index, continued(prompt, record["text"], own), record["gold"], question)
-    grades = dict(pool.finished(wait=True))
-    return [_regraded(record, grades.get(index), name) for index, record in enumerate(records)]
-
-
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
     """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict.
 
@@ -184,7 +161,15 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     sessions = [*sessions[:-1], {**sessions[-1], "regraded": about}]
     target.mkdir(exist_ok=True)
     with closed(target):
-        kept = _kept_records(regraded)
+        # The target's records of samples that the source does not have
+        _refuse_own_samples(regraded.target, regraded.folder)
+        present, new = _records_by_key(regraded.target), {(record["problem"], record["chain"]): record
+                                                          for record in regraded.records}
+        others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
+        if others:
+            raise UserError(f"{regraded.target}: has {others} samples with other texts than those of {regraded.folder}; move "
+                            "it away to build it from there")
+        kept = [record for key, record in present.items() if key not in new]
         records = [*records, *kept]
         if kept:
             sessions = [*described(target / RUN).sessions, *sessions]
@@ -221,16 +206,15 @@ def report(regraded: Regraded) -> str:
     if strings:
         lines += ["", f"for comparison, by the string rule of published numbers: {100 * sum(strings) / len(records):.1f} %"]
     if changed:
-        lines += ["", _changes(changed[:_SHOWN])]
+        shown = changed[:_SHOWN]
+        cells = [[_short(record["problem"]), record["chain"], _short(record["gold"]), _short(record["answer"]),
+                  f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in shown]
+        headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
+        lines += ["", tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)]
     if len(changed) > _SHOWN:
         lines += [f"... and {len(changed) - _SHOWN} more"]
-    return "\n".join([*lines, "", _where(regraded)])
-
-
-def _where(regraded: Regraded) -> str:
-    if regraded.target == regraded.folder:
-        return "the run has this grader, settings and version: nothing was written"
-    return f"written: {regraded.target}"
+    return "\n".join([*lines, "", ("the run has this grader, settings and version: nothing was written"
+                                   if regraded.target == regraded.folder else f"written: {regraded.target}")])
 
 
 def _verdicts(records: Sequence[Record]) -> str:
@@ -240,13 +224,6 @@ def _verdicts(records: Sequence[Record]) -> str:
     totals = ["all", *(sum(counts[name, other] for name in old) for other in new), len(records)]
     return tabulate([*cells, totals], headers=["recorded / now", *new, "all"], tablefmt="github",
                     colalign=("left", *["right"] * (len(new) + 1)))
-
-
-def _changes(records: Sequence[Record]) -> str:
-    cells = [[_short(record["problem"]), record["chain"], _short(record["gold"]), _short(record["answer"]),
-              f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in records]
-    headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
-    return tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def _short(text: object) -> str:

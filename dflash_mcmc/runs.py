@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 from collections.abc import Sequence
@@ -142,17 +141,6 @@ def age(started: str | None, now: datetime.datetime) -> str:
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    options = _parser().parse_args(arguments)
-    if not options.folders and not options.outputs.is_dir():
-        raise UserError(f"--outputs: given {str(options.outputs)!r}, which is no folder; allowed: a folder with runs")
-    runs = sort(listed(options.folders or [options.outputs]), options.sort, options.reverse)
-    if options.json:
-        print(json.dumps([run._asdict() for run in runs], indent=1))
-    else:
-        print(table(runs, datetime.datetime.now().astimezone()))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser("python -m dflash_mcmc.runs", description="Lists runs with state, accuracy, cost and age. "
                                    "done: the results cover all records. partial: the run's command continues it. running: a "
                                    "process has it open. damaged: a file cannot be read; the reason stands below the table.")
@@ -162,7 +150,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sort", choices=_KEYS, default="age", help="default: age, the newest start first")
     parser.add_argument("--reverse", action="store_true", help="the opposite order")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
-    return parser
+    options = parser.parse_args(arguments)
+    if not options.folders and not options.outputs.is_dir():
+        raise UserError(f"--outputs: given {str(options.outputs)!r}, which is no folder; allowed: a folder with runs")
+    runs = sort(listed(options.folders or [options.outputs]), options.sort, options.reverse)
+    if options.json:
+        print(json.dumps([run._asdict() for run in runs], indent=1))
+    else:
+        print(table(runs, datetime.datetime.now().astimezone()))
 
 
 if __name__ == "__main__":

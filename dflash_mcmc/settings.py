@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dflash_mcmc.dataset.inputs.conversations import Conversation
-    from dflash_mcmc.dataset.inputs.prompting import Prompting
+    from dflash_mcmc.dataset.inputs.conversations import Conversation, Prompting
     from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Hidden, Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from dflash_mcmc.config.help import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
 from dflash_mcmc.fields import has_spec, schema_of, shown_default, spec_of  # noqa: E402
-from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
+from dflash_mcmc.probe import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")

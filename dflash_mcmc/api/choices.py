@@ -205,21 +205,18 @@ class Samplers:
         if "self" in fields:  # Python's own argument of every constructor
             raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
         defaults = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
-        return cls(**{**defaults, **fields, **_shared(cls, name, fields, common)})
-
-
-def _shared(cls: Any, name: str, fields: Mapping[str, Any], common: Mapping[str, float]) -> dict[str, float]:
-    """The common fields that the sampler has. Raises ConfigError for others that are not off."""
-    shared: dict[str, float] = {}
-    for field, value in common.items():
-        if field in fields and fields[field] != value:
-            raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
-        if field in _names(cls):
-            shared[field] = value
-        elif _lacks(cls, field, value):
-            raise ConfigError(field, value, f"{_off(cls, field):g} with sampler={name}, which has no such field; its fields, "
-                              f"in sampler: {', '.join(sorted(_names(cls)))}")
-    return shared
+        # The common fields that the sampler has
+        shared: dict[str, float] = {}
+        for field, value in common.items():
+            if field in fields and fields[field] != value:
+                raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
+            if field in _names(cls):
+                shared[field] = value
+            elif _lacks(cls, field, value):
+                raise ConfigError(field, value,
+                                  f"{_off(cls, field):g} with sampler={name}, which has no such field; its fields, in "
+                                  f"sampler: {', '.join(sorted(_names(cls)))}")
+        return cls(**{**defaults, **fields, **shared})
 
 
 def _off(cls: Any, field: str) -> float:

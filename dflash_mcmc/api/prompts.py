@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import ROLES, Conversation, is_answerable, turns_of
+from dflash_mcmc.engine.batching.interface import ChainTarget
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.runner.fitting import TooLong, parted
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainTarget
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
 """A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are, in a

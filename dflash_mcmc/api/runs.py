@@ -203,8 +203,8 @@ def compare(*logs: Folder, score: str | None = None) -> pd.DataFrame:
     test where problems have several samples. Problems that a log and the first do not share are left out, and a line says so.
 
     Args:
-        logs: runs, run folders, and logs of Inspect, of lm-evaluation-harness, in CSV or JSON Lines (`report/logs.py`), each
-            also as "NAME=PATH".
+        logs: runs, run folders, and logs of Inspect, of lm-evaluation-harness, in CSV or JSON Lines
+            (`report/comparison.py`), each also as "NAME=PATH".
         score: the score to compare, where a log has several.
 
     Raises:
@@ -212,8 +212,7 @@ def compare(*logs: Folder, score: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from dflash_mcmc.report.comparison import compared
-    from dflash_mcmc.report.logs import read_all
+    from dflash_mcmc.report.comparison import compared, read_all
 
     found = compared(read_all([str(_folder(log)) for log in logs], score))
     for line in found.notes:

@@ -27,7 +27,7 @@ from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.ops import Chain, SamplingParams, Score
 from dflash_mcmc.process import bars
-from dflash_mcmc.store import finishes
+from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
@@ -177,8 +177,9 @@ class LoadedEngine:
             names: ids of all prompts in order.
         """
         tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
-        yield from (of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
-                    if names[index] in too_long)
+        # The empty sample of a prompt that does not fit into the model
+        yield from (Sample(index, names[index], chain, "", [], 0.0, 0.0, 0, 0, 0, Cost(), TOO_LONG, (),
+                           too_long[names[index]].reason) for index, chain in tags if names[index] in too_long)
         chains = (((index, chain), build.chain(config, config.sampler, names[index], chain, token_ids[names[index]], target))
                   for index, chain in tags if names[index] in token_ids)
         total, longest = len(token_ids) * config.num_chains, max(map(len, token_ids.values()))
@@ -413,12 +414,7 @@ def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mappi
     index, chain = done.tag
     result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
     drawn = result.trajectory
-    reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
+    reason = NOT_DRAWN if done.result is None else records.finish_of(drawn, target.stop_ids)
     return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
                   float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
                   done.failure, **drawn.sampling_mask())
-
-
-def of_long(index: int, name: str, chain: int, found: TooLong) -> Sample:
-    """The empty sample of a prompt that does not fit into the model."""
-    return Sample(index, name, chain, "", [], 0.0, 0.0, 0, 0, 0, Cost(), TOO_LONG, (), found.reason)

@@ -15,24 +15,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.checks import checked
+from dflash_mcmc.config.schema import Config
+from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
-from dflash_mcmc.ops import stopping
-from dflash_mcmc.store import finishes
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
-    from dflash_mcmc.ops import Chain
-    from dflash_mcmc.sampler import Sampler
-    from dflash_mcmc.types import ChainResult, Cost
+from dflash_mcmc.ops import Chain, stopping
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.store import records
+from dflash_mcmc.types import ChainResult, Cost
 
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
 MOST_SETS = 64
@@ -50,7 +47,7 @@ class DrawnAnswer(NamedTuple):
     text: str
     """The text without special tokens, up to a stop string."""
     finish_reason: str
-    """One of `finishes.REASONS`."""
+    """One of `records.REASONS`."""
 
     def details(self) -> dict[str, Any]:
         """What the interfaces of other programs have no field for, as values of JSON."""
@@ -187,7 +184,14 @@ class Workers:
                             runner.drop(dropped)
                     else:
                         self.failing = False
-                        self._end(done, runner)
+                        failure = self._failures.pop(done.tag, None) or NotDrawn(done.failure)
+                        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it too.
+                        order = self._live[done.tag]
+                        outcome = failure if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
+                        with self._news:
+                            del self._live[done.tag]
+                            self._dropped.discard(done.tag)
+                        _set(order.future, outcome)
         except Exception as error:  # whatever fails in the engine, its orders get an error and the thread stays alive
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
@@ -257,16 +261,6 @@ class Workers:
                 overtakes = overtakes or not joins
         return None
 
-    def _end(self, done: Finished[int], runner: ChainRunner) -> None:
-        failure = self._failures.pop(done.tag, None) or NotDrawn(done.failure)
-        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
-        order = self._live[done.tag]
-        outcome = failure if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
-        with self._news:
-            del self._live[done.tag]
-            self._dropped.discard(done.tag)
-        _set(order.future, outcome)
-
 
 def own_stops(chain: Chain, stop: tuple[str, ...], model: Any) -> Chain:
     """A chain with stop strings of its own. Raises UserError where the tokenizer of the engine's model has no tables."""
@@ -277,7 +271,7 @@ def own_stops(chain: Chain, stop: tuple[str, ...], model: Any) -> Chain:
 
 def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
     path = result.trajectory
-    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), finishes.of_trajectory(path, model.stop_ids))
+    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), records.finish_of(path, model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.engine.batching.interface import Hidden, Unblended
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import name_of
+from dflash_mcmc.registry import Component, name_of
 
 if TYPE_CHECKING:
     import torch

@@ -38,7 +38,6 @@ class ConfidentBlend(ChosenLayerBlend):
         return range(num_layers - 1), range(max(0, num_layers - 1 - _WINDOW), num_layers - 1)
 
     def norms_layers(self) -> bool:
-        """Whether the layers' states pass the final norm before the head."""
         return self.norm == "final"
 
     def choice(self, own: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.decoder import check_plain
@@ -12,9 +12,7 @@ from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import options_with, register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings
 
 
 @register("blend", "draft")
@@ -47,7 +45,6 @@ class DraftBlend(Blend):
                               "current suffix on each proposal's blocks, as published")
 
     def restarts_grid(self) -> bool:
-        """Whether the draft's blocks start where an operation starts."""
         return self.grid == "cut"
 
     def mix(self, last: Hidden, drafted: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:

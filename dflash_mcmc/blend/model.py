@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.model.beside import ModelBeside
+from dflash_mcmc.model import ModelBeside
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class ModelBlend(ModelBeside, LogitsBlend):
     needs_companion = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the models are there; see `LogitsBlend.check`. Raises ConfigError."""
         if self.anti_model is not None and self.space == "probability":
             raise ConfigError("blend.space", self.space, "logit with blend.anti_model, whose difference has no probabilities")
         ModelBeside.check(self, config)
@@ -64,34 +63,27 @@ class ModelBlend(ModelBeside, LogitsBlend):
         return dataclasses.replace(ModelBeside.resolved(self, config), anti_model=anti)
 
     def fingerprint(self) -> str:
-        """Hash of the content of the other models."""
         own = ModelBeside.fingerprint(self)
         return " ".join([own, *(anti.fingerprint() for anti in self._anti())])
 
     def check_model(self, model: Model) -> None:
-        """Compares the tokenizers. Raises UserError."""
         ModelBeside.check_model(self, model)
         for anti in self._anti():
             anti.check_model(model)
 
     def companion(self, target: LanguageModel) -> LanguageModel:
-        """See `ModelBeside.load_beside`."""
         return self.load_beside(target)
 
     def companion_shape(self, target: TargetShape) -> TargetShape | None:
-        """See `ModelBeside.shape_beside`."""
         return self.shape_beside(target.device.type)
 
     def anti(self, target: LanguageModel) -> LanguageModel | None:
-        """The model that is subtracted."""
         return next((anti.load_beside(target) for anti in self._anti()), None)
 
     def anti_shape(self, target: TargetShape) -> TargetShape | None:
-        """See `ModelBeside.shape_beside`."""
         return next((anti.shape_beside(target.device.type) for anti in self._anti()), None)
 
     def subtracts(self) -> bool:
-        """Whether a model is subtracted in place of the target."""
         return self.anti_model is not None
 
     def _anti(self) -> list[_Subtracted]:

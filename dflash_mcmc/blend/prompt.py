@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.blend import LogitsBlend
-from dflash_mcmc.dataset.inputs.conversations import Conversation
-from dflash_mcmc.dataset.inputs.prompting import QUESTION
+from dflash_mcmc.dataset.inputs.conversations import QUESTION, Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register

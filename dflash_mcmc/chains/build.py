@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dflash_mcmc.engine.batching.interface import ChainTarget
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading import AnswerGrader, extraction
 from dflash_mcmc.grading.math.string_rule import normal_form
-from dflash_mcmc.ops import Tilt, tilted, until_ended
+from dflash_mcmc.ops import Chain, Evaluated, Tilt, tilted, until_ended
+from dflash_mcmc.potential import Evaluator
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
+from dflash_mcmc.settings import SamplerPart, Settings
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dflash_mcmc.engine.batching.interface import ChainTarget
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.ops import Chain, Evaluated
-    from dflash_mcmc.potential import Evaluator
-    from dflash_mcmc.settings import SamplerPart, Settings
 
 
 def prompts(config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],

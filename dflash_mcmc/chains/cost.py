@@ -7,15 +7,11 @@ the cost of a unit. Values that depend on the model are assumed and can be confi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.types import UnitCost
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import ExpectedCost
-
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import ExpectedCost, UnitCost
 
 _PUBLISHED_BLOCK = 16
 

@@ -24,20 +24,7 @@ def checked(config: Config) -> Config:
 
     Raises UserError.
     """
-    _check_condition(config)
-    config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
-    _check_draft(config)
-    _check_aggregate(config)
-    used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
-    # A check reads other components as they were given, so that none is resolved before all are checked.
-    for group in used:
-        component_of(config, group).check(config)
-    for group in used:
-        setattr(config, group, component_of(config, group).resolved(config))
-    return config
-
-
-def _check_condition(config: Config) -> None:
+    # The condition names a folder, and its components must be the chosen ones.
     for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
@@ -46,27 +33,9 @@ def _check_condition(config: Config) -> None:
         if stands_for is not None and stands_for != chosen:
             raise ConfigError(group, chosen, f"{stands_for!r}, the value of condition={config.condition.name}; or no "
                               "condition")
-
-
-def _check_draft(config: Config) -> None:
-    """Checks that a needed draft is configured, and leaves out one that nothing uses, with a note. Raises ConfigError."""
-    used = groups_of(config)
-    users = [group for group in used if component_of(config, group).needs_draft]
-    takers = [group for group in used if component_of(config, group).takes_draft]
-    draft = name_of(config.draft)
-    if users and config.draft.is_null:
-        config.engine.check(config)  # an engine without drafts says so, before a draft is asked for
-        chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
-        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
-    if not users and not takers and not config.draft.is_null:
-        # The chosen options are not in the note, so that a sweep over conditions prints it once.
-        could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
-        note(f"draft={draft} is left out where no {could} uses it")
-        config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()
-
-
-def _check_aggregate(config: Config) -> None:
-    """Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters. Raises ConfigError."""
+    config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
+    _check_draft(config)
+    # Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters
     names = config.aggregates()
     all_known = all(name in NAMES for name in names)
     if config.aggregate is not None and (not names or not all_known or len({*names}) < len(names)):
@@ -84,17 +53,38 @@ def _check_aggregate(config: Config) -> None:
                           "programs on the examples of their questions")
     for name in names:
         if name in config.vote.rules and config.vote.rules[name].needs_log_q:
-            _check_weights(config, name)
+            # Checks that the chains have importance weights for this rule
+            law, rules = config.sampler.law(), config.vote.rules
+            allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
+            if not config.sampler.draws_once:
+                raise ConfigError("aggregate", name,
+                                  f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent draws with a "
+                                  f"known log q, as of sampler={options_with('sampler', 'draws_once')}")
+            if law.truncates:
+                law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
+                raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
+                                  "(top_k=0, top_p=1, min_p=0)")
+    used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
+    # A check reads other components as they were given, so that none is resolved before all are checked.
+    for group in used:
+        component_of(config, group).check(config)
+    for group in used:
+        setattr(config, group, component_of(config, group).resolved(config))
+    return config
 
 
-def _check_weights(config: Config, name: str) -> None:
-    """Checks that the chains have importance weights for this rule. Raises ConfigError."""
-    law, rules = config.sampler.law(), config.vote.rules
-    allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
-    if not config.sampler.draws_once:
-        raise ConfigError("aggregate", name, f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent "
-                          f"draws with a known log q, as of sampler={options_with('sampler', 'draws_once')}")
-    if law.truncates:
-        law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
-        raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
-                          "(top_k=0, top_p=1, min_p=0)")
+def _check_draft(config: Config) -> None:
+    """Checks that a needed draft is configured, and leaves out one that nothing uses, with a note. Raises ConfigError."""
+    used = groups_of(config)
+    users = [group for group in used if component_of(config, group).needs_draft]
+    takers = [group for group in used if component_of(config, group).takes_draft]
+    draft = name_of(config.draft)
+    if users and config.draft.is_null:
+        config.engine.check(config)  # an engine without drafts says so, before a draft is asked for
+        chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
+        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
+    if not users and not takers and not config.draft.is_null:
+        # The chosen options are not in the note, so that a sweep over conditions prints it once.
+        could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
+        note(f"draft={draft} is left out where no {could} uses it")
+        config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()

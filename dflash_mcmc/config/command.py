@@ -6,6 +6,7 @@ import copy
 import io
 import sys
 import threading
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
@@ -118,7 +119,16 @@ def check_command(arguments: Sequence[str]) -> Command:
             return Command([], overrides=tuple(shown), shows=True)
         # Hydra's own settings are the same at every point, so that they are composed without the swept values.
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
-        sweep, launcher = _sweep(hydra, flags.multirun), _launcher(hydra, overrides)
+        # The fields of hydra/launcher=slurm, where it is chosen
+        for override in overrides:
+            if override.is_hydra_override() and override.is_sweep_override():
+                raise UserError(f"{override.get_key_element()}: given several values, {given_value(override)}; "
+                                "allowed: one, for all jobs")
+        chosen = hydra.runtime.choices["hydra/launcher"]
+        if chosen not in _LAUNCHERS:
+            raise ConfigError("hydra/launcher", chosen,
+                              f"{' or '.join(_LAUNCHERS)}; all GPUs of a machine: launchers/local.py")
+        sweep, launcher = _sweep(hydra, flags.multirun), to_launcher(hydra.launcher) if chosen == "slurm" else None
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
                                         *(_SEARCHING if sweep and sweep.searches else ())))
         points = _points(composing, overrides, sweep)
@@ -144,18 +154,6 @@ def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozense
         if override.key_or_group in optional and override.is_sweep_override():
             raise UserError(f"{override.key_or_group}: given several values in a search, {given_value(override)}; allowed: "
                             "one value, since not every point has this field, or a search for each option that has it")
-
-
-def _launcher(hydra: DictConfig, overrides: Sequence[Override]) -> Slurm | None:
-    """The fields of hydra/launcher=slurm, where it is chosen. Raises UserError."""
-    for override in overrides:
-        if override.is_hydra_override() and override.is_sweep_override():
-            raise UserError(f"{override.get_key_element()}: given several values, {given_value(override)}; "
-                            "allowed: one, for all jobs")
-    chosen = hydra.runtime.choices["hydra/launcher"]
-    if chosen not in _LAUNCHERS:
-        raise ConfigError("hydra/launcher", chosen, f"{' or '.join(_LAUNCHERS)}; all GPUs of a machine: launchers/local.py")
-    return to_launcher(hydra.launcher) if chosen == "slurm" else None
 
 
 def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
@@ -271,3 +269,22 @@ def _is_of_component(composing: Composer, text: str) -> bool:
     """Whether an override sets a field of a component. Such a field may not exist while its group is swept."""
     group, dot, _ = composing.parse(text).key_or_group.partition(".")
     return bool(dot) and group in GROUPS
+
+
+def options_of(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """A program's own options, and the overrides. Raises UserError for an option that it does not have."""
+    given, overrides = parser.parse_known_args(arguments)
+    if unknown := [text for text in overrides if text.startswith("-")]:
+        raise UserError(f"{unknown[0]}: not an option; see {parser.prog} --help")
+    return given, overrides
+
+
+def single_job(program: str, overrides: Sequence[str], groups: Sequence[str], add: Callable[[set[str]], list[str]]) -> Job:
+    """The checked job of overrides of some groups, after those that `add` makes of the given names. Raises UserError."""
+    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
+    if others := [name for name in names if name.partition(".")[0] not in groups]:
+        raise UserError(f"{min(others)}: given with {program}; allowed: {', '.join(groups)}, and their fields")
+    command = check_command([*add(names), *overrides])
+    if len(command.jobs) != 1 or command.sweep is not None:
+        raise UserError(f"{program}: given several values or a flag of Hydra; allowed: one value of each field")
+    return command.jobs[0]

@@ -62,7 +62,11 @@ def _text(arguments: Sequence[str]) -> str:
 
     Raises UserError for an unknown group.
     """
-    own = _own_folders(arguments)
+    # The folder after `--config-dir` or `-cd`, or in `--config-dir=FOLDER`
+    flags = ("--config-dir", "-cd")
+    after = [following for flag, following in itertools.pairwise(arguments) if flag in flags]
+    joined = [text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")]
+    own = [Path(folder) for folder in (*after, *joined)]
     groups = option_files(own)
     named = [text for text in arguments if not text.startswith("-") and "=" not in text and Path(text) not in own]
     for group in named:
@@ -92,14 +96,6 @@ def _text_of(group: str, files: dict[str, Path]) -> str:
 
 def _short(file: Path) -> str:
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
-
-
-def _own_folders(arguments: Sequence[str]) -> list[Path]:
-    """The folder after `--config-dir` or `-cd`, or in `--config-dir=FOLDER`."""
-    flags = ("--config-dir", "-cd")
-    after = [following for flag, following in itertools.pairwise(arguments) if flag in flags]
-    joined = [text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")]
-    return [Path(folder) for folder in (*after, *joined)]
 
 
 def usage_of(description: str, plans: dict[str, type]) -> str:

@@ -262,26 +262,22 @@ def configuration_of(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{path}: holds no configuration of a run")
     try:
-        _check_recorded(config)
+        # Checks the fields of the whole run, and those of the groups that tables and reports read
+        check_types(Config, config, "")
+        names = config.get("aggregate")
+        if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
+            raise ConfigError("aggregate", names, "a name, or a list of names")
+        Vote.of(config.get("vote") or {})
+        for group in (*_GROUPS, "model", "draft", "dataset", "grader"):
+            fields = config.get(group) or {}
+            if not isinstance(fields, Mapping):
+                raise ConfigError(group, fields, "the fields of a component")
+            if option := components(group).get(str(fields.get("name"))):
+                check_types(option.cls, fields, f"{group}.")
+        changes(config)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
     return config
-
-
-def _check_recorded(recorded: Mapping[str, Any]) -> None:
-    """Checks the fields of the whole run, and those of the groups that tables and reports read."""
-    check_types(Config, recorded, "")
-    names = recorded.get("aggregate")
-    if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
-        raise ConfigError("aggregate", names, "a name, or a list of names")
-    Vote.of(recorded.get("vote") or {})
-    for group in (*_GROUPS, "model", "draft", "dataset", "grader"):
-        fields = recorded.get(group) or {}
-        if not isinstance(fields, Mapping):
-            raise ConfigError(group, fields, "the fields of a component")
-        if option := components(group).get(str(fields.get("name"))):
-            check_types(option.cls, fields, f"{group}.")
-    changes(recorded)
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:
@@ -304,7 +300,9 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
 
 def _canonical(group: str, recorded: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
     """The identity fields that have an effect, in canonical form by dotted name, of a component with these fields."""
-    config = _recorded({**recorded, group: fields})
+    values = {**recorded, group: fields}
+    components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
+    config = restored(Config, {**components_of_run, "model": _UnreadModel()})
     component: Any = getattr(config, group)
     shown = {**identity_values(component), **component.canonical(config)}
     return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
@@ -316,12 +314,6 @@ class _UnreadModel:
     @staticmethod
     def num_layers() -> None:
         """Not known."""
-
-
-def _recorded(recorded: Mapping[str, Any]) -> Config:
-    """The configuration of a run, with the components that canonical values depend on."""
-    components_of_run = {group: _component(group, recorded.get(group)) for group in (*_GROUPS, "draft")}
-    return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
 
 def _name(recorded: Mapping[str, Any], group: str) -> str:

@@ -14,11 +14,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import GROUPS, components, load_all, name_of
+from dflash_mcmc.registry import GROUPS, Component, components, load_all, name_of
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics.rules import Vote
 

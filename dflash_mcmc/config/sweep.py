@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
@@ -31,10 +31,7 @@ from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.process import bars, program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics import summaries
-
-if TYPE_CHECKING:
-    from dflash_mcmc.types import RunResult
-
+from dflash_mcmc.types import RunResult
 
 Texts = tuple[str, ...]
 T = TypeVar("T")
@@ -75,7 +72,15 @@ def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]
     if not sweep.searches:
         if not all(lists):
             return  # a list without a value has no point
-        _check_beside(sweep.points, lists)
+        taken: dict[str, list[str]] = {}
+        for key, _, asked in (text.partition("=") for point in sweep.points for text in point):
+            taken.setdefault(key, []).append(asked)
+        for key, _, asked in (text.partition("=") for texts in lists for text in texts):
+            if key in taken and key not in (*GROUPS, "condition"):
+                raise ConfigError(key, asked, "no value, since the points of the sweep have their own, such as "
+                                  f"{taken[key][0]}")
+            if key in taken and asked not in taken[key]:
+                raise ConfigError(key, asked, f"options of the sweep's points: {', '.join(dict.fromkeys(taken[key]))}")
         beside = {texts[0].partition("=")[0]: texts for texts in lists}
         for point in sweep.points or ((),):
             own = {text.partition("=")[0]: text for text in point}
@@ -88,21 +93,6 @@ def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]
     for index, texts in enumerate(lists):
         for value in texts[1:]:
             yield [*first[:index], value, *first[index + 1 :]]
-
-
-def _check_beside(points: Sequence[Texts], lists: Sequence[list[str]]) -> None:
-    """Raises UserError for an option that no point of the sweep has, and for a value of a field that its points set.
-
-    Options of a group, such as condition=greedy,ps, choose among the points.
-    """
-    own: dict[str, list[str]] = {}
-    for key, _, value in (text.partition("=") for point in points for text in point):
-        own.setdefault(key, []).append(value)
-    for key, _, value in (text.partition("=") for texts in lists for text in texts):
-        if key in own and key not in (*GROUPS, "condition"):
-            raise ConfigError(key, value, f"no value, since the points of the sweep have their own, such as {own[key][0]}")
-        if key in own and value not in own[key]:
-            raise ConfigError(key, value, f"options of the sweep's points: {', '.join(dict.fromkeys(own[key]))}")
 
 
 def _values(override: Override, searches: bool) -> list[str]:

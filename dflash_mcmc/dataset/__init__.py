@@ -13,17 +13,14 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from dflash_mcmc.components import Component
-from dflash_mcmc.dataset.inputs import prompting
+from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.registry import name_of, options_with
+from dflash_mcmc.registry import Component, name_of, options_with
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _MOST_STOPS, _LONGEST_STOP = 16, 128
 """Largest number of stop strings, and their largest length in characters."""
@@ -127,18 +124,14 @@ class ProblemSelection:
         """The requested problems, in the dataset's order. Raises ConfigError for an id that no problem has."""
         if self.ids is None:
             return chosen(problems, self.limit, self.shards, self.num_shards)
-        return with_ids(problems, self.ids)[:self.limit]
-
-
-def with_ids(problems: Sequence[Problem], ids: Sequence[str]) -> list[Problem]:
-    """The problems with these ids, in their order. Raises ConfigError for an id that no problem has."""
-    own_ids = [problem.id for problem in problems]
-    unknown = next((name for name in ids if name not in own_ids), None)
-    if unknown is not None:
-        raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
-                          + did_you_mean(unknown, own_ids))
-    wanted = set(ids)
-    return [problem for problem in problems if problem.id in wanted]
+        # The problems with these ids, in their order
+        own_ids = [problem.id for problem in problems]
+        unknown = next((name for name in self.ids if name not in own_ids), None)
+        if unknown is not None:
+            raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
+                              + did_you_mean(unknown, own_ids))
+        wanted = set(self.ids)
+        return [problem for problem in problems if problem.id in wanted][:self.limit]
 
 
 def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | None, num_shards: int | None) -> list[T]:
@@ -161,8 +154,8 @@ class Dataset(ProblemSelection, Component):
     """Base class of datasets: the selection of problems and the prompt. A leaf needs `all_problems`."""
 
     max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1, le=1_000_000_000)
-    prompt: str = identity("boxed", f"prompt: {', '.join(prompting.TEMPLATES)} (texts: dflash_mcmc/"
-                           "dataset/inputs/prompting.py), or a text in which {question} is replaced by the problem")
+    prompt: str = identity("boxed", f"prompt: {', '.join(conversations.TEMPLATES)} (texts: dflash_mcmc/"
+                           "dataset/inputs/conversations.py), or a text in which {question} is replaced by the problem")
     prompt_file: str | None = runtime(None, "text file with the prompt; it replaces dataset.prompt, and its content is part "
                                       "of the identity; null takes dataset.prompt")
     system: str | None = identity(None, "text of a system turn before everything else; null adds none")
@@ -210,7 +203,7 @@ class Dataset(ProblemSelection, Component):
         if self.must_end and config.sampler.is_deterministic:
             raise ConfigError("dataset.must_end", True, f"false with sampler={name_of(config.sampler)}, which draws the same "
                               "answer again")
-        prompting.template_of(self.prompt, self.prompt_file)
+        conversations.template_of(self.prompt, self.prompt_file)
         for name in ("fewshot_path", "fewshot_split"):
             if not self.fewshot and (given := getattr(self, name, None)) is not None:
                 raise ConfigError(f"dataset.{name}", given, "null with dataset.fewshot=0")
@@ -220,7 +213,7 @@ class Dataset(ProblemSelection, Component):
 
     def resolved(self, config: Settings) -> Dataset:
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
-        return dataclasses.replace(self, prompt=prompting.template_of(self.prompt, self.prompt_file),
+        return dataclasses.replace(self, prompt=conversations.template_of(self.prompt, self.prompt_file),
                                    fewshot_seed=self.fewshot_seed if self.fewshot else 0)
 
     def examples(self) -> list[Problem]:
@@ -229,15 +222,16 @@ class Dataset(ProblemSelection, Component):
             raise ConfigError("dataset.fewshot_path", self.fewshot_path, "null, since the dataset is not read from a file")
         return self.all_problems()
 
-    def prompting(self) -> prompting.Prompting:
+    def prompting(self) -> conversations.Prompting:
         """How the problems are presented to a model. Raises UserError if the few-shot examples cannot be read."""
-        template = prompting.template_of(self.prompt, self.prompt_file)
+        template = conversations.template_of(self.prompt, self.prompt_file)
         if not self.fewshot:
-            return prompting.Prompting(template, self.system)
+            return conversations.Prompting(template, self.system)
         examples = self.examples()
         if not self.answers_in_text:
             examples = [example for example in examples if example.solution]
-        return prompting.Prompting(template, self.system, prompting.shuffled(examples, self.fewshot_seed), self.fewshot)
+        chosen = conversations.shuffled(examples, self.fewshot_seed)
+        return conversations.Prompting(template, self.system, chosen, self.fewshot)
 
     def problems(self) -> list[Problem]:
         """The requested problems. Raises UserError if they cannot be read."""

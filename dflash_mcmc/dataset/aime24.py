@@ -28,5 +28,4 @@ class Aime24(Benchmark):
     required = ("id", "problem", "answer")
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row."""
         return Problem(f"aime24-{row['id']}", row["problem"], row["answer"], solution=row.get("solution"))

@@ -57,7 +57,6 @@ class Arith(Dataset):
     prompt: str = "{question}"
 
     def all_problems(self) -> list[Problem]:
-        """The test problems."""
         if self.num_problems == NUM_TEST_PROBLEMS:
             return _stored_problems()
         return generated_test_problems(self.num_problems)
@@ -134,62 +133,7 @@ def make_solution(key: Key, problem: WordProblem) -> str:
     closing = stream.choice(_CLOSERS) + f"\\boxed{{{problem.answer}}}."
     if stream.uniform() < _WITHOUT_WORK / problem.level:
         return closing.strip()
-    sentences = _work(stream, problem)
-    text = stream.choice(_OPENERS) + sentences[0]
-    for sentence in sentences[1:]:
-        text += stream.choice(_LINKS) + sentence
-    return text + closing
-
-
-def _draw_problem(stream: Stream, level: int) -> WordProblem | None:
-    person, thing = stream.choice(_PEOPLE), stream.choice(_THINGS)
-    start = stream.integer(12, 99)
-    count = start
-    events: list[Event] = []
-    while (left := level - sum(event.num_operations for event in events)) > 0:
-        event = _draw_event(stream, count, left)
-        if event is None:
-            return None
-        events.append(event)
-        count = event.apply(count)
-        if not 0 < count <= _LARGEST:
-            return None
-    return WordProblem(_tell(stream, person, thing, start, events), count, level, start, tuple(events))
-
-
-def _draw_event(stream: Stream, count: int, operations_left: int) -> Event | None:
-    kinds = {"plain": 0.35, "scale": 0.15, "boxes": 0.40 if operations_left >= 2 else 0.0,
-             "split": 0.25 if operations_left == 1 else 0.0}
-    kind = stream.choice(list(kinds), list(kinds.values()))
-    if kind == "plain":
-        return Event(kind, stream.choice("+-"), 1, stream.integer(11, 99))
-    if kind == "boxes":
-        return Event(kind, stream.choice("+-", (0.65, 0.35)), stream.integer(3, 19), stream.integer(12, 98))
-    if kind == "scale":
-        return Event(kind, "*", 1, stream.integer(2, 9))
-    divisors = [d for d in range(2, 13) if count % d == 0]
-    return Event(kind, "/", 1, stream.choice(divisors)) if divisors else None
-
-
-def _tell(stream: Stream, person: str, thing: str, start: int, events: list[Event]) -> str:
-    told = [f"{person} has {start} {thing}."]
-    for event in events:
-        number, times = event.number, event.times
-        told.append(stream.choice({
-            "plain+": (f"{person} buys {number} more.", f"{person} finds {number} more."),
-            "plain-": (f"{person} gives away {number}.", f"{person} loses {number}."),
-            "boxes+": (f"{person} buys {times} boxes of {number}.", f"{person} gets {times} bags of {number}."),
-            "boxes-": (f"{person} sells {times} boxes of {number}.", f"{person} gives away {times} bags of {number}."),
-            "scale*": (f"The number grows to {number} times as many.", f"It becomes {number} times as much."),
-            "split/": (f"They are shared equally by {number} friends.", f"They go equally into {number} jars."),
-        }[event.kind + event.sign]))
-    who = "each get" if events[-1].kind == "split" else f"{person} have"
-    told.append(f"How many {thing} does {who}?")
-    return " ".join(told)
-
-
-def _work(stream: Stream, problem: WordProblem) -> list[str]:
-    """The sentences of a worked solution, without opener, links and closing."""
+    # The sentences of a worked solution, without opener, links and closing
     sentences: list[str] = []
     products_first = stream.uniform() < 0.3 and sum(event.kind == "boxes" for event in problem.events) > 0
     if products_first:
@@ -211,8 +155,51 @@ def _work(stream: Stream, problem: WordProblem) -> list[str]:
         if event.sign in "+-" and follower is not None and follower.kind == "plain" and stream.uniform() < _MERGED_SUM:
             merged = f"{left}{event.sign}{amount}"
             continue
-        sentences.append(_change(stream, left, event.sign, amount, count))
-    return sentences
+        sentences.append(_in_full(amount, int(left)) if event.sign == "*" and left.isdigit() and int(left) % 10
+                         and int(left) > 10 and stream.uniform() < _WORKED_IN_FULL else f"{left}{event.sign}{amount}={count}.")
+    text = stream.choice(_OPENERS) + sentences[0]
+    for sentence in sentences[1:]:
+        text += stream.choice(_LINKS) + sentence
+    return text + closing
+
+
+def _draw_problem(stream: Stream, level: int) -> WordProblem | None:
+    person, thing = stream.choice(_PEOPLE), stream.choice(_THINGS)
+    start = stream.integer(12, 99)
+    count = start
+    events: list[Event] = []
+    while (left := level - sum(event.num_operations for event in events)) > 0:
+        kinds = {"plain": 0.35, "scale": 0.15, "boxes": 0.40 if left >= 2 else 0.0, "split": 0.25 if left == 1 else 0.0}
+        kind = stream.choice(list(kinds), list(kinds.values()))
+        if kind == "plain":
+            event = Event(kind, stream.choice("+-"), 1, stream.integer(11, 99))
+        elif kind == "boxes":
+            event = Event(kind, stream.choice("+-", (0.65, 0.35)), stream.integer(3, 19), stream.integer(12, 98))
+        elif kind == "scale":
+            event = Event(kind, "*", 1, stream.integer(2, 9))
+        else:
+            divisors = [d for d in range(2, 13) if count % d == 0]
+            if not divisors:
+                return None
+            event = Event(kind, "/", 1, stream.choice(divisors))
+        events.append(event)
+        count = event.apply(count)
+        if not 0 < count <= _LARGEST:
+            return None
+    told = [f"{person} has {start} {thing}."]
+    for event in events:
+        number, times = event.number, event.times
+        told.append(stream.choice({
+            "plain+": (f"{person} buys {number} more.", f"{person} finds {number} more."),
+            "plain-": (f"{person} gives away {number}.", f"{person} loses {number}."),
+            "boxes+": (f"{person} buys {times} boxes of {number}.", f"{person} gets {times} bags of {number}."),
+            "boxes-": (f"{person} sells {times} boxes of {number}.", f"{person} gives away {times} bags of {number}."),
+            "scale*": (f"The number grows to {number} times as many.", f"It becomes {number} times as much."),
+            "split/": (f"They are shared equally by {number} friends.", f"They go equally into {number} jars."),
+        }[event.kind + event.sign]))
+    who = "each get" if events[-1].kind == "split" else f"{person} have"
+    told.append(f"How many {thing} does {who}?")
+    return WordProblem(" ".join(told), count, level, start, tuple(events))
 
 
 def _product(stream: Stream, event: Event) -> str:
@@ -221,12 +208,6 @@ def _product(stream: Stream, event: Event) -> str:
     if stream.uniform() < _WORKED_IN_FULL and (times if times > 10 else number) % 10:
         return _in_full(times, number)
     return f"{times}*{number}={times * number}."
-
-
-def _change(stream: Stream, left: str, sign: str, amount: int, count: int) -> str:
-    if sign == "*" and left.isdigit() and int(left) % 10 and int(left) > 10 and stream.uniform() < _WORKED_IN_FULL:
-        return _in_full(amount, int(left))
-    return f"{left}{sign}{amount}={count}."
 
 
 def _in_full(times: int, number: int) -> str:

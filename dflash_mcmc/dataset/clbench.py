@@ -9,17 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of
 from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("dataset", "clbench")
@@ -59,7 +57,6 @@ class ClBench(FromFile):
         return dataclasses.replace(dataset, rubrics="grader" in groups_of(config))
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The task of a row. Raises UserError if it has no conversation."""
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         messages = messages_of(row["messages"], f"row {number}")
         task: Any = metadata.get("task_id")  # an id that is no text is refused when the problems are checked

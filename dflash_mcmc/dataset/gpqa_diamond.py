@@ -36,7 +36,6 @@ class GpqaDiamond(Benchmark):
     required = ("Record ID", "Question", *_OPTIONS)
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row. Raises UserError if a part is no text."""
         for name in self.required:
             if not is_text(row[name]):
                 raise UserError(f"dataset.path: row {number} has {row[name]!r:.80} for its {name}; allowed: a text")

@@ -29,10 +29,7 @@ class Gsm8k(Benchmark):
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row; its gold answer follows `#### `. Raises UserError if a row has none."""
-        return Problem(f"gsm8k-{number:04d}", row["question"], _gold(row["answer"], number), solution=row["answer"])
-
-
-def _gold(solution: str, number: int) -> str:
-    if not isinstance(solution, str) or _MARK not in solution:
-        raise UserError(f"dataset.path: row {number} has no final answer after {_MARK!r}")
-    return solution.rpartition(_MARK)[2].strip().replace(",", "")
+        if not isinstance(row["answer"], str) or _MARK not in row["answer"]:
+            raise UserError(f"dataset.path: row {number} has no final answer after {_MARK!r}")
+        return Problem(f"gsm8k-{number:04d}", row["question"], row["answer"].rpartition(_MARK)[2].strip().replace(",", ""),
+                       solution=row["answer"])

@@ -7,19 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dflash_mcmc.dataset import checked
-from dflash_mcmc.dataset.inputs.named import NamedFields
-from dflash_mcmc.dataset.inputs.sources import MissingField
+from dflash_mcmc.dataset.inputs.sources import MissingField, NamedFields
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.process import hub
+from dflash_mcmc.process import http
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` writes."""
@@ -62,23 +59,6 @@ def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
 
 @cache
 def _loaded(place: Place) -> Any:
-    _check_folder(place)  # at once: the import takes seconds
-    import datasets
-
-    datasets.disable_progress_bars()
-    offline = place.folder is None and not hub.reachable()
-    try:
-        if place.folder is not None and any((place.folder / file).is_file() for file in _SAVED):
-            return _saved(place, datasets.load_from_disk(str(place.folder)))
-        return datasets.load_dataset(_source(place), place.name, split=place.split, revision=place.revision)
-    except UserError:
-        raise
-    except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
-        raise _mistake(place) or _unreadable(place, offline, error) from error
-
-
-def _check_folder(place: Place) -> None:
-    """Raises ConfigError for a path that is no folder of data, before anything is imported."""
     if (folder := place.folder) is None:
         if place.path.startswith((".", "/", "~")) or place.path.count("/") > 1:
             raise ConfigError("dataset.path", place.path, "a folder that exists, or a name on the hub, such as openai/gsm8k")
@@ -87,20 +67,29 @@ def _check_folder(place: Place) -> None:
                           f"model={place.path}")
     elif not any(file.suffix in _SUFFIXES for file in folder.rglob("*")):
         raise ConfigError("dataset.path", place.path, f"a folder with files of data ({', '.join(_SUFFIXES)})")
+    import datasets  # late: the import takes seconds
+
+    datasets.disable_progress_bars()
+    offline = place.folder is None and not http.reachable()
+    try:
+        if place.folder is not None and any((place.folder / file).is_file() for file in _SAVED):
+            # The configured split of a saved table, or of a table for each split
+            loaded = datasets.load_from_disk(str(place.folder))
+            if place.name is not None:
+                raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
+            splits = loaded if isinstance(loaded, dict) else {str(loaded.split or place.split): loaded}
+            if place.split not in splits:
+                raise _unknown("split", place.split, list(splits))
+            return splits[place.split]
+        return datasets.load_dataset(_source(place), place.name, split=place.split, revision=place.revision)
+    except UserError:
+        raise
+    except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
+        raise _mistake(place) or _unreadable(place, offline, error) from error
 
 
 def _source(place: Place) -> str:
     return place.path if place.folder is None else str(place.folder)
-
-
-def _saved(place: Place, loaded: Any) -> Any:
-    """The configured split of a saved table, or of a table for each split. Raises ConfigError."""
-    if place.name is not None:
-        raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
-    splits = loaded if isinstance(loaded, dict) else {str(loaded.split or place.split): loaded}
-    if place.split not in splits:
-        raise _unknown("split", place.split, list(splits))
-    return splits[place.split]
 
 
 def _mistake(place: Place) -> UserError | None:
@@ -164,12 +153,10 @@ class HubDataset(NamedFields):
         NamedFields.check(self, config)
 
     def rows(self) -> list[dict]:
-        """The rows of the split. Raises UserError."""
         place = Place(str(self.path), self.name, self.split, self.revision)
         return rows_of(place, self.columns(), self.reads_whole_rows())
 
     def examples(self) -> list[Problem]:
-        """The problems of the split of examples, of another file, or of the dataset itself. Raises UserError."""
         if self.fewshot_split is None:
             return NamedFields.examples(self)
         other = dataclasses.replace(self, split=self.fewshot_split)

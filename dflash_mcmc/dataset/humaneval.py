@@ -35,7 +35,6 @@ class HumanEval(Benchmark):
     required = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row. Raises UserError if its tests cannot be run."""
         needed = {name: row[name] for name in ("prompt", "test", "entry_point")}
         for name, text in needed.items():
             if not isinstance(text, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_mcmc.dataset.inputs.named import NamedFields
+from dflash_mcmc.dataset.inputs.sources import NamedFields
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 

@@ -49,24 +49,20 @@ class LiveCodeBench(FromFile):
     answers_in_text = False
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row. Raises UserError if its tests cannot be read."""
         where = f"row {number}"
         tests = _tests(row["public_test_cases"], f"{where} for its public_test_cases")
         if self.private_tests:
             tests += _tests(_private(row["private_test_cases"], where), f"{where} for its private_test_cases")
         name = _parsed(row["metadata"], dict, f"{where} for its metadata").get("func_name")
         gold = {"inputs": [test["input"] for test in tests], "outputs": [test["output"] for test in tests], "fn_name": name}
-        return Problem(row["question_id"], _question(row, where), json.dumps(gold), subject=row.get("difficulty"))
-
-
-def _question(row: dict, where: str) -> str:
-    content, starter = row["question_content"], row["starter_code"]
-    if not isinstance(content, str) or not isinstance(starter, str):
-        raise UserError(f"dataset.path: {where} has {content!r:.40} and {starter!r:.40}; allowed: texts for "
-                        "question_content and starter_code")
-    form, code = (_WITH_STARTER, starter) if starter else (_WITHOUT_STARTER, _TO_WRITE)
-    return (f"### Question:\n{content}\n\n### Format: {form}\n```python\n{code}\n```\n\n"
-            "### Answer: (use the provided format with backticks)\n\n")
+        content, starter = row["question_content"], row["starter_code"]
+        if not isinstance(content, str) or not isinstance(starter, str):
+            raise UserError(f"dataset.path: {where} has {content!r:.40} and {starter!r:.40}; allowed: texts for "
+                            "question_content and starter_code")
+        form, code = (_WITH_STARTER, starter) if starter else (_WITHOUT_STARTER, _TO_WRITE)
+        return Problem(row["question_id"],
+                       f"### Question:\n{content}\n\n### Format: {form}\n```python\n{code}\n```\n\n### Answer: (use the "
+                       "provided format with backticks)\n\n", json.dumps(gold), subject=row.get("difficulty"))
 
 
 def _private(value: object, where: str) -> object:

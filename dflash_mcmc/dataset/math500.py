@@ -25,5 +25,4 @@ class Math500(Benchmark):
     required = ("problem", "answer", "level", "subject", "unique_id")
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row."""
         return Problem(row["unique_id"], row["problem"], row["answer"], row["level"], row["subject"], row.get("solution"))

@@ -44,12 +44,10 @@ class Mbpp(Benchmark):
     answers_in_text = False
 
     def rows(self) -> list[dict]:
-        """The rows of the test split. Raises UserError."""
         rows = Benchmark.rows(self)
         return [row for row in rows if row["task_id"] in _TEST_IDS] if len(rows) == _NUM_ROWS else rows
 
     def problem(self, row: dict, number: int) -> Problem:
-        """The problem of a row. Raises UserError if it has no task or no tests."""
         tests, task = row["test_list"], row.get("text", row.get("prompt"))
         if not (isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests)):
             raise UserError(f"dataset.path: row {number} has {tests!r:.80} for its test_list; allowed: a list of texts")

@@ -6,11 +6,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST
-from dflash_mcmc.registry import name_of, options_with
+from dflash_mcmc.registry import Component, name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter

@@ -43,11 +43,9 @@ class SpeculativeMatch(SpeculativeDecoder):
             raise ConfigError("decoder.fault_window", self.fault_window, f"{allowed} decoder.fault=finite_window")
 
     def keeps_tokens(self) -> bool:
-        """Whether the rule is the right one."""
         return self.fault is None
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
-        """The rule, for an engine."""
         from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Speculation
 

@@ -43,7 +43,6 @@ class SpeculativeRejection(SpeculativeDecoder):
             raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
-        """The rule, for an engine."""
         from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 

@@ -10,11 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files import Checkpoint, CheckpointSize, precision_name, size_of
-from dflash_mcmc.registry import name_of, options_with
+from dflash_mcmc.registry import Component, name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
@@ -153,7 +152,6 @@ class CheckpointDraft(Draft):
         return size if folder is None else size._replace(reads_layers=tuple(self._shape(folder).target_layers))
 
     def reduces(self) -> bool:
-        """See `Draft.reduces`. Raises UserError."""
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
 

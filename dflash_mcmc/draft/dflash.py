@@ -39,7 +39,6 @@ class DFlashDraft(CheckpointDraft):
     reads_features = is_source = True
 
     def family(self) -> Family:
-        """DFlash."""
         from dflash_mcmc.draft.network.checkpoint import DFLASH
 
         return DFLASH
@@ -59,7 +58,6 @@ class DFlashDraft(CheckpointDraft):
             self._check_learning()
 
     def learns(self) -> bool:
-        """See `Draft.learns`."""
         return self.adapt != "none"
 
     def canonical(self, config: Settings) -> dict[str, object]:
@@ -82,7 +80,6 @@ class DFlashDraft(CheckpointDraft):
                              token_bytes=keys.token_bytes())
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
-        """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         network = self.network(target, packs=self.adapt == "none")

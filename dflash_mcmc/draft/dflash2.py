@@ -27,7 +27,6 @@ class DFlash2Draft(CheckpointDraft):
     example = "z-lab/Qwen3.8-27B-DFlash2"
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

@@ -42,7 +42,6 @@ class DSparkDraft(CheckpointDraft):
             raise ConfigError("draft.confidence_threshold", self.confidence_threshold, "0: the draft has no confidence head")
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
         network = self.network(target)

@@ -30,7 +30,6 @@ class Eagle3Draft(CheckpointDraft):
     is_source, has_block_network = True, False
 
     def block_tokens(self, shape: Any) -> int:
-        """Drafted tokens of a block."""
         return self.num_drafted
 
     def size(self) -> DraftSize | None:
@@ -43,7 +42,6 @@ class Eagle3Draft(CheckpointDraft):
         return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))
 
     def load(self, target: LanguageModel) -> EagleDrafter:
-        """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 
         return EagleDrafter(self.network(target), target, self.num_drafted)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.fields import identity
-from dflash_mcmc.model.beside import ModelBeside
+from dflash_mcmc.model import ModelBeside
 from dflash_mcmc.model.files import CheckpointSize
 from dflash_mcmc.registry import register
 
@@ -32,19 +32,16 @@ class ModelDraft(ModelBeside, Draft):
     has_model = is_source = True
 
     def load(self, target: LanguageModel) -> ModelDrafter:
-        """The drafter, with the model on the target's device. Raises UserError if the model does not fit the target."""
         from dflash_mcmc.engine.speculative.drafter import ModelDrafter
 
         return ModelDrafter(self.load_beside(target), self.num_drafted)
 
     def size(self) -> DraftSize | None:
-        """Block, cache and model; None for a hub name that is not in the cache yet. Raises UserError."""
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         shape = self.shape_beside("cpu")
         return None if shape is None else DraftSize(self.num_drafted, shape.cache_shape, model=shape)
 
     def checkpoint_size(self) -> CheckpointSize:
-        """Parameters, hidden size and layers of the model. Raises UserError."""
         with self.named():
             return self.component().checkpoint_size()

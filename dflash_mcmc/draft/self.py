@@ -29,7 +29,6 @@ class SelfDraft(Draft):
         return DraftSize(self.num_drafted)
 
     def load(self, target: LanguageModel) -> SelfDrafter:
-        """The drafter; it runs the target."""
         from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
         return SelfDrafter(self.num_drafted)

@@ -6,20 +6,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from dflash_mcmc.config.command import options_of, single_job
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.single import options_of, single_job
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError, UserError, note, writing
 from dflash_mcmc.process import program
 from dflash_mcmc.store.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dflash_mcmc.config.schema import Config
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "tracker=none")
 _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
@@ -64,10 +61,10 @@ def main(arguments: list[str]) -> None:
         text: str = checked.text()
         values: object = checked.values()
     else:
-        from dflash_mcmc.drafts import speed
+        from dflash_mcmc.drafts.check import measure, shown_paces
 
-        paces = speed.measure(config)
-        text, values = speed.text(paces), [pace._asdict() for pace in paces]
+        paces = measure(config)
+        text, values = shown_paces(paces), [pace._asdict() for pace in paces]
     print(text)
     with writing(path := folder / f"{command}.json"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dflash_mcmc.components import Component
+from dflash_mcmc.registry import Component
 
 if TYPE_CHECKING:
     import numpy as np

@@ -58,7 +58,6 @@ class Slots(Engine):
                          config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)
 
     def blend_width(self, blend: BlendPart, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
-        """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
         layers = blend.tapped_layers(len(target.layers))
         if not layers:
             return None

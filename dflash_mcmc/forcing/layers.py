@@ -9,19 +9,17 @@ after another, each with its own forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import mixed_logits
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.settings import BlendPart
+from dflash_mcmc.forcing.answers import Answer
+from dflash_mcmc.settings import BlendPart
 
 NORMS = ("none", "final")
 """The norm between a layer's output and the head."""

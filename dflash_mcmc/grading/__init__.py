@@ -1,7 +1,7 @@
 """Grading: graders turn a text and a gold answer into a verdict, by rules, programs or a model, isolated from the run.
 
 A component holds the settings (`grader=math`). `math/comparing` has the rules for mathematical answers and `math/pool` the
-processes that apply them; `code/programs` and `code/sandbox` run programs; `choice/letters` reads multiple-choice answers.
+processes that apply them; `code/programs` and `code/sandbox` run programs; `choice` reads multiple-choice answers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
 from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE, GradingPool
 from dflash_mcmc.process import stopping
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import Grade, Problem
-
+from dflash_mcmc.registry import Component
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import Grade, Problem
 
 VERSION = 8
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
@@ -83,7 +80,6 @@ class AnswerGrader(Grader):
 
 
     def check(self, config: Settings) -> None:
-        """Checks how the answer is found. Raises ConfigError."""
         extraction.rules_of(self.extract, self.sources, self.auto)
         extraction.check_until(self.until)
 

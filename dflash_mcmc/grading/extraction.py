@@ -193,7 +193,13 @@ def last_box(text: str) -> str | None:
     answer = after_thinking(text)
     if answer is None:
         return None
-    ends = _matching(answer)
+    # Positions of matching braces, opening -> closing
+    opened, ends = [], {}
+    for match in _BRACE.finditer(answer):
+        if match.group() == "{":
+            opened.append(match.start())
+        elif match.group() == "}" and opened:
+            ends[opened.pop()] = match.start()
     closed = [match for match in _BOX.finditer(answer) if match.end() - 1 in ends]
     if not closed:
         return None
@@ -298,17 +304,6 @@ def _cleaned(said: str) -> str:
     return trimmed(line)
 
 
-def _matching(text: str) -> dict[int, int]:
-    """Positions of matching braces, opening -> closing. Escaped braces do not count."""
-    opened, ends = [], {}
-    for match in _BRACE.finditer(text):
-        if match.group() == "{":
-            opened.append(match.start())
-        elif match.group() == "}" and opened:
-            ends[opened.pop()] = match.start()
-    return ends
-
-
 _MOST_EXAMPLES, _LONGEST_CALL = 32, 2000
 """The largest number of examples that are read in a text, and of characters in a call."""
 _RETURNS = re.compile(r"\s*(?:#\s*)?(?:={1,3}>|➞|->|={1,2}|returns?\b|should (?:return|be)\b)?\s*", re.IGNORECASE)
@@ -335,7 +330,12 @@ def in_docstring(text: str, function: str) -> tuple[Example, ...]:
         begin, end = text.rfind("\n", 0, found.start()) + 1, found.start() + len(call)
         before, (rest, _, below) = text[begin:found.start()].strip(), text[end:].partition("\n")
         if before.startswith(_SESSION) and before != _SESSION:  # the call is a part of an expression
-            expression = _expression(text[begin:].lstrip().removeprefix(_SESSION).partition("\n")[0])
+            # The expression of a line of a session, without its comment
+            try:
+                expression = ast.unparse(ast.parse(text[begin:].lstrip().removeprefix(_SESSION).partition("\n")[0].strip(),
+                                                   mode="eval"))
+            except (SyntaxError, ValueError):
+                expression = ""
             value = _below(below) if expression else None
         else:
             expression, value = call, _literal(rest[_RETURNS.match(rest).end():])  # type: ignore[union-attr]  # it matches ""
@@ -389,14 +389,6 @@ def _calls(code: str, function: str) -> list[str]:
     return [ast.get_source_segment(code, node) or "" for node in nodes if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name) and node.func.id == function and node.args
             and all(_is_literal(ast.unparse(part)) for part in [*node.args, *(named.value for named in node.keywords)])]
-
-
-def _expression(line: str) -> str:
-    """The expression of a line of a session, without its comment; empty if it is none."""
-    try:
-        return ast.unparse(ast.parse(line.strip(), mode="eval"))
-    except (SyntaxError, ValueError):
-        return ""
 
 
 def _below(text: str) -> str | None:

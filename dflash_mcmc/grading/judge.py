@@ -72,7 +72,6 @@ class JudgeGrader(Grader):
     num_workers: int = runtime(8, "number of requests at once", ge=1, le=256)
 
     def check(self, config: Settings) -> None:
-        """Checks endpoint, judge and prompt. Raises ConfigError."""
         check_url("grader.url", self.url)
         if not self.model:
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
@@ -83,7 +82,6 @@ class JudgeGrader(Grader):
         return dataclasses.replace(self, prompt=self._text())
 
     def check_gold(self, gold: str) -> None:
-        """Raises UserError for a gold answer without rubrics."""
         rubrics_of(gold)
 
     def preflight(self) -> None:
@@ -94,7 +92,6 @@ class JudgeGrader(Grader):
                             "running OpenAI-compatible endpoint")
 
     def start(self) -> JudgePool:
-        """The pool of requests."""
         return JudgePool(self, self._template())
 
     def _text(self) -> str:
@@ -178,7 +175,8 @@ class JudgePool:
         for attempt in range(grader.retries + 1):
             if self._closed.wait(min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0):
                 break
-            headers = self._headers()
+            key = api_key("grader.api_key_env", self._grader.api_key_env)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
             try:
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
                                    headers=headers, max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
@@ -193,10 +191,6 @@ class JudgePool:
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 grade = Grade(ERROR, None, "reply", type(error).__name__)
         return grade
-
-    def _headers(self) -> dict[str, str]:
-        key = api_key("grader.api_key_env", self._grader.api_key_env)
-        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _decided(reply: str, num_rubrics: int) -> Grade:

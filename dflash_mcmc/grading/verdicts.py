@@ -6,10 +6,9 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from dflash_mcmc.types import Grade
+from dflash_mcmc.types import Grade
 
 _Result = TypeVar("_Result")
 

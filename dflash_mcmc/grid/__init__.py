@@ -7,5 +7,5 @@
     submission.py   plans and submits the jobs of a command line, and later the jobs of missing samples
     supervise.py    runs in a job: starts the worker, restarts it when it dies, and requeues the job
     work.py         runs in a job: one run, or this job's share of it
-    status.py       the state of points and jobs
+    __main__.py     the command, and the state of points and jobs
 """

@@ -109,7 +109,13 @@ def copy_plugins(code: Path) -> None:
     Raises UserError for a plugin without files, such as one in an archive, and shutil.Error if the disk is full.
     """
     for distribution in _plugins():
-        for name in _modules(distribution):
+        # The modules to copy
+        ours = [entry_point.module.partition(".")[0] for entry_point in distribution.entry_points
+                if entry_point.group == PLUGINS]
+        listed = (distribution.read_text("top_level.txt") or "").split()
+        files = [file.parts[0] for file in distribution.files or () if file.suffix == ".py" and ".." not in file.parts]
+        names = [name.removesuffix(".py") for name in (*ours, *listed, *files)]
+        for name in [name for name in dict.fromkeys(names) if name.isidentifier() and not name.startswith("__editable__")]:
             _copy_module(name, distribution, code)
         about = code / f"{distribution.metadata['Name'].replace('-', '_')}-{distribution.version}.dist-info"
         about.mkdir(exist_ok=True)
@@ -125,15 +131,6 @@ def _plugins() -> Iterator[Distribution]:
         if entry_point.dist is not None:
             distributions.setdefault(entry_point.dist.metadata["Name"], entry_point.dist)
     yield from distributions.values()
-
-
-def _modules(distribution: Distribution) -> list[str]:
-    """The modules to copy: of the entry points, and all others at the top of the distribution."""
-    ours = [entry_point.module.partition(".")[0] for entry_point in distribution.entry_points if entry_point.group == PLUGINS]
-    listed = (distribution.read_text("top_level.txt") or "").split()
-    files = [file.parts[0] for file in distribution.files or () if file.suffix == ".py" and ".." not in file.parts]
-    names = [name.removesuffix(".py") for name in (*ours, *listed, *files)]
-    return [name for name in dict.fromkeys(names) if name.isidentifier() and not name.startswith("__editable__")]
 
 
 def _copy_module(name: str, distribution: Distribution, code: Path) -> None:

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +41,15 @@ _LIVE_SECONDS = 3600.0
 
 def submit(command: Command, launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
-    _refuse(command, launcher)
+    if command.sweep is not None and command.sweep.num_trials is not None:
+        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point from the results of earlier "
+                        "points; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
+                        "with hydra/launcher=basic in a file for sbatch")
+    for job in command.jobs:
+        _refuse_grace(job.config, launcher)
+    if ranks.world_size() > 1:
+        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process; each job "
+                        "then starts hydra.launcher.processes processes")
     launcher = _with_groups([job.config for job in command.jobs], launcher)
     cluster.check(launcher.partition)
     _submitit()
@@ -94,18 +102,6 @@ def resume(grid: Grid, launcher: Slurm) -> None:
         before = len(grid.jobs)
         _submit(grid, launcher, shards)
     _say(grid, grid.jobs[before:], sum(pending))
-
-
-def _refuse(command: Command, launcher: Slurm) -> None:
-    if command.sweep is not None and command.sweep.num_trials is not None:
-        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point from the results of earlier "
-                        "points; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
-                        "with hydra/launcher=basic in a file for sbatch")
-    for job in command.jobs:
-        _refuse_grace(job.config, launcher)
-    if ranks.world_size() > 1:
-        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process; each job "
-                        "then starts hydra.launcher.processes processes")
 
 
 def _with_groups(configs: Sequence[Config], launcher: Slurm) -> Slurm:
@@ -279,16 +275,12 @@ def recorded(folder: Path) -> Recorded:
     for path, record in each_of_file(folder):
         verdicts[key_of(record)] = record.get("verdict")
         latest[path].append(record.get("share_seconds"))
-    return Recorded(verdicts, _seconds(latest))
-
-
-def _seconds(latest: Mapping[Path, Iterable[object]]) -> float | None:
-    """The mean over the files that have grown lately: jobs that ended long ago may have run on other machines."""
+    # The mean over the files that have grown lately
     written = {path: path.stat().st_mtime for path in latest}
     newest = max(written.values(), default=0.0)
     shares = [seconds for path, recorded in latest.items() if newest - written[path] <= _LIVE_SECONDS
               for seconds in recorded if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
-    return sum(shares) / len(shares) if shares else None
+    return Recorded(verdicts, sum(shares) / len(shares) if shares else None)
 
 
 def failed(verdicts: dict[SampleKey, str | None]) -> int:

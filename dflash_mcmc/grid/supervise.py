@@ -64,7 +64,8 @@ class Supervisor:
             _end(USER_ERROR, str(error))
         for notice in (*_NOTICES, signal.SIGTERM):
             signal.signal(notice, lambda number, frame: self._noted.append(signal.Signals(number)))
-        _note(grid, job, "started", _restarts())
+        count = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        _note(grid, job, "started", f"after being requeued {count} time{'s' * (count != 1)}" if count else "")
         while True:
             try:
                 code = self._work(grid, job)
@@ -75,9 +76,28 @@ class Supervisor:
                 return
             if code == USER_ERROR:
                 self._give_up(grid, job, code, _last_lines(grid.log_file(job), 1))
-            if self._asked_to_stop():
-                self._stop(grid, job)
-            reason, recorded = _reason(code, grid.log_file(job)), _recorded(grid, job)
+            # Whether a signal arrives soon
+            until = time.monotonic() + _SETTLE_SECONDS
+            while not self._noted and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+            if self._noted:
+                # Requeues the job, unless SLURM has ended it, and ends the process
+                heard = " and ".join(dict.fromkeys(noted.name for noted in self._noted))
+                self._look_whether_over(grid, job)
+                if self._over:
+                    _end(STOPPED, "stopped: SLURM has ended the job")
+                requeued = sum(event["event"] == "requeued" for event in grid.events(job))
+                if requeued >= self.launcher.max_requeues:
+                    self._give_up(grid, job, 1, f"stopped by {heard}, and requeued {requeued} times before: "
+                                                f"max_requeues={self.launcher.max_requeues}")
+                _note(grid, job, "requeued", heard)
+                try:
+                    cluster.requeue(job.id)
+                except UserError as error:
+                    self._give_up(grid, job, 1, f"stopped by {heard}, and SLURM does not requeue it: {error}")
+                _end(STOPPED, f"requeued: {heard}")
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            reason, recorded = f"{how}: {_last_lines(grid.log_file(job), _LAST_LINES)}", _recorded(grid, job)
             # Recording that a sample was given up is progress, too: only deaths since then count.
             deaths = sum(event["event"] == "died" and event.get("recorded") == recorded for event in grid.events(job))
             if deaths >= self.launcher.max_restarts:
@@ -105,12 +125,7 @@ class Supervisor:
             worker = subprocess.Popen(
                 _command(grid, job, self.launcher), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_as_worker,
                 env={**os.environ, SHARD: f"{job.shard}/{job.shards}", ENDINGS: str(endings), **_launch(self.launcher)})
-        self._wait(grid, job, worker)
-        _signal(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
-        return _joined(worker.returncode, endings)
-
-    def _wait(self, grid: Grid, job: SlurmJob, worker: subprocess.Popen) -> None:
-        """Waits for the worker's end. Sends it the first signal that arrived, and kills it if it does not end in time."""
+        # Waits for the worker's end
         signalled, deadline = 0.0, None
         while worker.poll() is None:
             now = time.monotonic()
@@ -122,30 +137,8 @@ class Supervisor:
                 if now > deadline + _REPEAT_SECONDS:  # the workers are dead, and their launcher hangs
                     worker.kill()
             time.sleep(_POLL_SECONDS)
-
-    def _asked_to_stop(self) -> bool:
-        """Whether a signal arrives soon. SLURM signals worker and supervisor at once, and the worker may end first."""
-        until = time.monotonic() + _SETTLE_SECONDS
-        while not self._noted and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        return bool(self._noted)
-
-    def _stop(self, grid: Grid, job: SlurmJob) -> None:
-        """Requeues the job, unless SLURM has ended it, and ends the process."""
-        heard = " and ".join(dict.fromkeys(noted.name for noted in self._noted))
-        self._look_whether_over(grid, job)
-        if self._over:
-            _end(STOPPED, "stopped: SLURM has ended the job")
-        requeued = sum(event["event"] == "requeued" for event in grid.events(job))
-        if requeued >= self.launcher.max_requeues:
-            self._give_up(grid, job, 1, f"stopped by {heard}, and requeued {requeued} times before: "
-                                        f"max_requeues={self.launcher.max_requeues}")
-        _note(grid, job, "requeued", heard)
-        try:
-            cluster.requeue(job.id)
-        except UserError as error:
-            self._give_up(grid, job, 1, f"stopped by {heard}, and SLURM does not requeue it: {error}")
-        _end(STOPPED, f"requeued: {heard}")
+        _signal(grid, job, signal.SIGKILL)  # processes of a launch can outlive their launcher
+        return _joined(worker.returncode, endings)
 
     def _look_whether_over(self, grid: Grid, job: SlurmJob) -> None:
         """Notes whether SLURM has ended the job. SIGTERM alone does not show it: SLURM also sends it to jobs that continue."""
@@ -237,11 +230,6 @@ def _joined(code: int, endings: Path) -> int:
     return next((code for code in (USER_ERROR, STOPPED) if code in codes), 0)
 
 
-def _reason(code: int, log: Path) -> str:
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"{how}: {_last_lines(log, _LAST_LINES)}"
-
-
 def _last_lines(log: Path, count: int) -> str:
     """The last lines of a worker's output, as one line and without progress bars."""
     content = read_regular(log, max(0, log.stat().st_size - _LAST_BYTES) if log.is_file() else 0) or b""
@@ -253,11 +241,6 @@ def _last_lines(log: Path, count: int) -> str:
 def _job_id() -> str:
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
-
-
-def _restarts() -> str:
-    count = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    return f"after being requeued {count} time{'s' * (count != 1)}" if count else ""
 
 
 def _end(code: int, line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.components import Component
+from dflash_mcmc.registry import Component
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.interface import Options

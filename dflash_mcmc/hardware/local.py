@@ -53,7 +53,6 @@ class Local(Hardware):
             raise ConfigError("hardware.device", self.device, "auto, cpu, cuda, cuda:0, cuda:1, ...")
 
     def resolve(self) -> str:
-        """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
         self.set_threads()
         return self.found()
 
@@ -79,7 +78,6 @@ class Local(Hardware):
         torch.set_num_threads(_threads["set"])
 
     def found(self) -> str:
-        """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
         import torch
 
         device = self.device

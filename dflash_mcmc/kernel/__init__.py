@@ -1,4 +1,4 @@
-"""Mathematics that Metropolis-Hastings samplers share: decisions, stages, cuts, early rejection, expected costs.
+"""Mathematics that samplers share: decisions, stages, cuts, early rejection, expected costs, and the weights of particles.
 
 A suffix may start at the places of a grid, or more often where the model becomes uncertain (arXiv 2605.30327). H_t is the
 entropy of p before token t, and s_t = max(0, H_t - H_{t-1})^power with H_{-1} = 0. A state x is then cut at token m with
@@ -6,6 +6,9 @@ probability s_m / S(x), where S(x) sums s_t over its tokens. If no jump is posit
 H_{-1} = 0, the first token has a positive jump unless the model is certain of it. So a chain can reach every sequence.
 
 Early rejection abandons a proposal once it cannot be accepted any more (Solonen et al. 2012).
+
+Particles: Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo samplers"; Douc & Cappe 2005, "Comparison of resampling
+schemes". Log-weights are float64 (N,), in nats. A minus infinity is a weight of zero.
 """
 
 from __future__ import annotations
@@ -19,6 +22,52 @@ import numpy as np
 from dflash_mcmc.ops import Floor, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory, common_prefix
+
+_EQUAL_SHARES = 1e-9
+"""Relative rounding of an effective sample size. Equal weights must not count as unequal ones."""
+
+
+def log_mean(log_weights: np.ndarray) -> float:
+    """The logarithm of the mean weight."""
+    largest = float(log_weights.max())
+    return largest + float(np.log(np.mean(np.exp(log_weights - largest))))
+
+
+def shares(log_weights: np.ndarray) -> np.ndarray:
+    """Normalised weights, float64 (N,)."""
+    weights = np.exp(log_weights - log_weights.max())
+    return weights / weights.sum()
+
+
+def effective_size(log_weights: np.ndarray) -> float:
+    """The effective sample size (sum w)^2 / sum w^2, from 1 to N (Kong, Liu & Wong 1994)."""
+    return 1.0 / float(np.sum(shares(log_weights) ** 2))
+
+
+def is_low(log_weights: np.ndarray, threshold: float) -> bool:
+    """Whether the effective sample size is below this share of the number of particles."""
+    return effective_size(log_weights) < threshold * len(log_weights) * (1.0 - _EQUAL_SHARES)
+
+
+def multinomial(log_weights: np.ndarray, count: int, key: Key) -> list[int]:
+    """`count` independent parents, each drawn in proportion to its weight."""
+    probabilities = shares(log_weights)
+    return [key.fold_in(index).categorical(probabilities) for index in range(count)]
+
+
+def systematic(log_weights: np.ndarray, key: Key) -> list[int]:
+    """N parents, by one uniform number u0 that gives the points (u0 + i) / N of the cumulative weights.
+
+    The parents change only at finitely many values of u0. The piece between two of them is drawn, so that the law of the
+    parents can be enumerated.
+    """
+    count = len(log_weights)
+    ends = np.cumsum(shares(log_weights))[:-1] * count
+    breaks = np.unique(np.concatenate([[0.0, 1.0], ends - np.floor(ends)]))
+    piece = key.categorical(np.diff(breaks))
+    points = (breaks[piece] + breaks[piece + 1]) / 2.0 + np.arange(count)
+    return np.searchsorted(ends, points, side="right").tolist()
+
 
 ROUNDING = 1e-5
 """Bound on the rounding of a float32 weight, in nats per token and unit of alpha: the margin of exact early rejection."""

@@ -14,14 +14,52 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.model.rotation import wrong_rotation
-from dflash_mcmc.process import hub
+from dflash_mcmc.process import http
+
+_THETAS = ("rope_theta", "rope_local_base_freq", "global_rope_theta", "local_rope_theta", "rotary_emb_base")
+_MAPPINGS = ("rope_parameters", "rope_scaling")
+_MAY_BE_ZERO = ("mscale", "mscale_all_dim")
+_NUMBERS = ("factor", "rope_theta", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
+            "partial_rotary_factor", "original_max_position_embeddings", *_MAY_BE_ZERO)
+_LISTS = ("short_factor", "long_factor")
+
+
+def wrong_rotation(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """(field, value, what is allowed) of the first wrong parameter in the values of a config.json; None if there is none."""
+    for name in (name for name in _THETAS if values.get(name) is not None):
+        if not _positive(values[name]):
+            return name, repr(values[name]), "a number > 0"
+    for field in (field for field in _MAPPINGS if values.get(field) is not None):
+        given = values[field]
+        nested = isinstance(given, Mapping) and any(isinstance(kind, Mapping) for kind in given.values())
+        for parameters in (kind for kind in (given.values() if nested else [given]) if kind is not None):
+            if not isinstance(parameters, Mapping) or not parameters:
+                return field, f"{given!r:.60}", 'parameters, as in {"rope_type": "default", "rope_theta": 10000.0}'
+            if wrong := _wrong(parameters):
+                return f"{field}.{wrong[0]}", *wrong[1:]
+            if field == "rope_parameters" and not any(part.get(name) for part in (parameters, values) for name in _THETAS):
+                return f"{field}.rope_theta", "None", "a number > 0"
+    return None
+
+
+def _wrong(parameters: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    for name, value in parameters.items():
+        if name in _NUMBERS and value is not None and not _positive(value, name in _MAY_BE_ZERO):
+            return name, repr(value)[:60], f"a number {'>=' if name in _MAY_BE_ZERO else '>'} 0"
+        if name in _LISTS and not (isinstance(value, list) and value and all(map(_positive, value))):
+            return name, repr(value)[:60], "a list of numbers > 0"
+    return None
+
+
+def _positive(value: Any, or_zero: bool = False) -> bool:
+    return (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            and (value > 0 or (or_zero and value == 0)))
 
 
 class PretrainedSource(NamedTuple):
@@ -132,11 +170,6 @@ def read_header(file: Path) -> tuple[bytes, list[Stored]]:
         raise DamagedError(str(error)) from error
     return header, [Stored(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
                     for name, entry in json.loads(header).items() if name != "__metadata__"]
-
-
-def files_of_index(index: Path) -> list[Path]:
-    """The files of a checkpoint's index, without repetition. Raises DamagedError."""
-    return sorted(set(weight_map(index).values()))
 
 
 def weight_map(index: Path) -> dict[str, Path]:
@@ -381,7 +414,7 @@ class Checkpoint(NamedTuple):
         cached = self._cached()
         if cached is not None:
             return cached.name  # the cache has a folder for each commit
-        if not hub.reachable():
+        if not http.reachable():
             return self.revision
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
@@ -404,7 +437,7 @@ class Checkpoint(NamedTuple):
             return self.folder
         import huggingface_hub
 
-        offline = not hub.reachable()
+        offline = not http.reachable()
         try:
             kept = None if weights else [f"*{suffix}" for suffix in _SMALL_FILES]
             return Path(huggingface_hub.snapshot_download(self.path, revision=self.commit(), local_files_only=offline,
@@ -429,7 +462,7 @@ class Checkpoint(NamedTuple):
     def _listed(self, index: Path) -> list[Path]:
         """The files of an index. Raises ConfigError."""
         try:
-            return files_of_index(index)
+            return sorted(set(weight_map(index).values()))
         except DamagedError as error:
             raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
 

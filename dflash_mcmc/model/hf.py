@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,9 +16,17 @@ from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
-from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, Files, following_index, loading_quietly, size_of
-from dflash_mcmc.model.rotation import wrong_rotation
-from dflash_mcmc.process import hub
+from dflash_mcmc.model.files import (
+    Checkpoint,
+    CheckpointSize,
+    DamagedError,
+    Files,
+    following_index,
+    loading_quietly,
+    size_of,
+    wrong_rotation,
+)
+from dflash_mcmc.process import http
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -72,7 +80,6 @@ class HFModel(Model):
         return self._checkpoint().whole_number("num_hidden_layers", "n_layer")
 
     def checkpoint_size(self) -> CheckpointSize:
-        """Parameters, hidden size and layers of the checkpoint; see `size_of`. Raises ConfigError."""
         return size_of(self._checkpoint())
 
     def fingerprint(self, weights: bool = True) -> str:
@@ -171,7 +178,6 @@ class HFModel(Model):
         return model
 
     def files(self, weights: bool = True) -> Files:
-        """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
         self._checkpoint().check()
         return Files(self._checkpoint().local(weights), self.dtype)
 
@@ -181,7 +187,6 @@ class HFModel(Model):
         return _tokenizer(self.path, self._checkpoint().commit())
 
     def render(self, tokenizer: Any, conversation: Conversation) -> str:
-        """The text that the model receives for a conversation. Raises UserError."""
         if not self.chat:
             return conversation.as_text()
         if not getattr(tokenizer, "chat_template", None):
@@ -208,7 +213,16 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
         model, loading = _pretrained(
             transformers.AutoModelForCausalLM, source, revision, **changed, output_loading_info=True,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype))
-    _check_weights(path, loading)
+    # transformers fills a missing weight with random numbers, and leaves out one that has no place.
+    for what, names, allowed in (
+            ("lacks weights of its config.json", loading["missing_keys"], "a checkpoint with every weight"),
+            ("has weights that its config.json has no place for", loading["unexpected_keys"], "their own config.json"),
+            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "their own config.json")):
+        if names:
+            listed = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)
+            others = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+            raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{others}; allowed: "
+                            f"{allowed}")
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
@@ -229,23 +243,6 @@ def _weights(path: str, revision: str | None) -> Iterator[str]:
     except DamagedError as error:
         raise UserError(f"model.path: cannot load {path!r}: {error}; allowed: the index and the files as they were "
                         "published") from error
-
-
-def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
-    """Raises UserError unless the files have every weight of the model, and no others.
-
-    transformers fills a missing weight with random numbers, and leaves out one that the configuration has no place for. What a
-    family ties, computes or never loads (a head that is the embedding, `inv_freq`) is not in its `loading` information.
-    """
-    for what, names, allowed in (
-            ("lacks weights of its config.json", loading["missing_keys"], "a checkpoint with every weight"),
-            ("has weights that its config.json has no place for", loading["unexpected_keys"], "their own config.json"),
-            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "their own config.json")):
-        if names:
-            listed = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)
-            more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
-            raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{more}; allowed: "
-                            f"{allowed}")
 
 
 def _num_parameters(config: Any) -> int | None:
@@ -302,7 +299,7 @@ def _tokenizer_class(folder: Path) -> str:
 def _pretrained(kind: Any, path: str, revision: str | None, **settings):
     """The object that transformers loads from a folder or by a hub name. Raises UserError."""
     folder = Path(path).expanduser()
-    offline = not folder.is_dir() and not hub.reachable()
+    offline = not folder.is_dir() and not http.reachable()
     try:
         return kind.from_pretrained(str(folder) if folder.is_dir() else path, revision=revision, local_files_only=offline,
                                     trust_remote_code=False, **settings)

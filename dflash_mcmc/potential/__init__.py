@@ -16,17 +16,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Evaluated
-from dflash_mcmc.registry import name_of, options_with
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import Problem
+from dflash_mcmc.registry import Component, name_of, options_with
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import Problem
 
 Rating = Callable[["Problem", str], float]
 

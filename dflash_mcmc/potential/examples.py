@@ -31,7 +31,6 @@ class ExamplesPotential(Factor):
                               f"grader={options_with('grader', 'runs_answers')}")
 
     def start(self, config: Settings) -> Evaluator:
-        """The evaluator, with a sandbox of its own."""
         pool: Any = config.grader.start()  # of programs, as `check` has made sure
         return Evaluator(lambda problem, text: pool.passed(text, problem.answer, problem.question), self.on_failure,
                          close=pool.close)

@@ -9,18 +9,40 @@ import multiprocessing
 import resource
 import runpy
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.process import user_code
 from dflash_mcmc.registry import register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
+
+
+def place_of(field: str, path: str | None) -> tuple[Path, str]:
+    """The file and the name of the function. Raises ConfigError."""
+    name, _, function = str(path or "").rpartition(":")
+    if not name or not function.isidentifier() or not Path(name).expanduser().is_file():
+        raise ConfigError(field, path, "FILE:FUNCTION, a file of Python that exists and a function in it")
+    return Path(name).expanduser(), function
+
+
+def function_at(field: str, path: str | None) -> Callable[..., Any]:
+    """The function. Runs the file, with the user's rights. Raises UserError."""
+    file, function = place_of(field, path)
+    try:
+        defined = {name: value for name, value in runpy.run_path(str(file)).items() if not name.startswith("_")}
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{field}: {file} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not callable(defined.get(function)):
+        raise ConfigError(field, path, "FILE:FUNCTION, where the file defines the function; it has "
+                          f"{', '.join(name for name, value in defined.items() if callable(value)) or 'none'}")
+    return defined[function]
+
 
 _START_SECONDS = 60
 
@@ -40,16 +62,15 @@ class PythonPotential(Factor):
     def check(self, config: Settings) -> None:
         """Raises ConfigError if the file does not define the function, in addition to the checks of every potential."""
         Factor.check(self, config)
-        user_code.function_at("potential.path", self.path)
+        function_at("potential.path", self.path)
 
     def fingerprint(self) -> str:
         """A hash of the file and of the function's name."""
-        file, function = user_code.place_of("potential.path", self.path)
+        file, function = place_of("potential.path", self.path)
         return hashlib.sha256(file.read_bytes() + f":{function}".encode()).hexdigest()[:32]
 
     def start(self, config: Settings) -> Evaluator:
-        """The evaluator, with a process."""
-        worker = _RatingProcess(*user_code.place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)
+        worker = _RatingProcess(*place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)
         return Evaluator(worker.rate, self.on_failure, close=worker.end)
 
 
@@ -66,7 +87,14 @@ class _RatingProcess:
         """What the function returns. Raises TimeoutError, EOFError, OSError or ValueError where it fails."""
         with self._lock:
             if self._process is None or not self._process.is_alive():
-                self._begin()
+                context = multiprocessing.get_context("spawn")
+                self._pipe, theirs = context.Pipe()
+                self._process = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
+                self._process.start()
+                theirs.close()
+                if not self._pipe.poll(_START_SECONDS):
+                    raise UserError(f"potential.path: {self._arguments[0]} does not start within {_START_SECONDS} seconds")
+                self._pipe.recv_bytes()
             asked = {name: problem._asdict()[name] for name in ("id", "question", "answer", "level", "subject")}
             self._pipe.send_bytes(json.dumps([asked, text]).encode())
             if not self._pipe.poll(self._seconds):
@@ -76,16 +104,6 @@ class _RatingProcess:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(value)
         return value
-
-    def _begin(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
-        self._process.start()
-        theirs.close()
-        if not self._pipe.poll(_START_SECONDS):
-            raise UserError(f"potential.path: {self._arguments[0]} does not start within {_START_SECONDS} seconds")
-        self._pipe.recv_bytes()
 
     def end(self) -> None:
         """Ends the process."""

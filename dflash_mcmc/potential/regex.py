@@ -33,6 +33,5 @@ class RegexPotential(Factor):
             raise ConfigError("potential.pattern", self.pattern, f"a regular expression of Python: {error}") from error
 
     def start(self, config: Settings) -> Evaluator:
-        """The evaluator."""
         found = re.compile(self.pattern).search
         return Evaluator(lambda problem, text: float(found(text[:_LONGEST]) is not None), self.on_failure)

@@ -19,7 +19,6 @@ class VerdictPotential(Factor):
     bounds = (0.0, 1.0)
 
     def start(self, config: Settings) -> Evaluator:
-        """The evaluator, with a pool of graders of its own."""
         pool = config.grader.start()
 
         def rate(problem: Problem, text: str) -> float:

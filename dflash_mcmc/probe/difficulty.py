@@ -25,8 +25,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work, check_block
-from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Observations, Table, measured
+from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.report.figure import INK, RIGHT, WRONG, panels
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
@@ -96,7 +95,6 @@ class Difficulty(ProblemProbe):
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=difficulty")
         if not config.blend.is_null:
             raise ConfigError("blend", name_of(config.blend), f"{options_with('blend', 'is_null')} with probe=difficulty: its "

@@ -22,8 +22,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.fields import identity
-from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
+from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 from dflash_mcmc.statistics.intervals import IntervalEstimate

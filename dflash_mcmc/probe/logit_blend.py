@@ -23,8 +23,7 @@ from dflash_mcmc.chains.build import encoded
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import solutions
-from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
+from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of, legend_below, panels
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
@@ -90,7 +89,6 @@ class LogitBlend(AnswerProbe):
     takes_draft = reads_blend = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
         if not self.betas or len(set(self.betas)) < len(self.betas) or not all(-10.0 <= beta <= 1.0 for beta in self.betas):
             raise ConfigError("probe.betas", self.betas, "different numbers from -10 to 1, at least one")
         num_layers = config.model.num_layers()

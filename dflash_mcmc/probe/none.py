@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings
 
 
 @register("probe", "none")
@@ -27,13 +24,10 @@ class NoProbe(Probe):
         return self.uses
 
     def units(self, config: Settings) -> list[Unit]:
-        """Nothing is measured."""
         return []
 
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Nothing is measured."""
         return iter(())
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """An empty summary."""
         return Summary({}, {}, {})

@@ -8,17 +8,39 @@ import os
 import queue
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from dflash_mcmc.errors import ConfigError
 
-if TYPE_CHECKING:
-    import ssl
+_SECONDS = 5.0
+
+
+@cache
+def reachable() -> bool:
+    """Whether the hub can be reached. If one request fails, the hub's libraries are set to use only their local cache.
+
+    By default the libraries would try five times, with growing pauses, and print a line for each try.
+    """
+    import huggingface_hub.constants as hub
+
+    if not hub.HF_HUB_OFFLINE:
+        try:
+            import httpx
+
+            httpx.head(hub.ENDPOINT, timeout=_SECONDS)
+            return True
+        except Exception:  # no route, no DNS entry, an unusable proxy: the hub cannot be reached
+            import datasets.config
+
+            hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    return False
+
 
 MAX_REPLY_BYTES = 1 << 26
 _POLL_SECONDS = 0.1

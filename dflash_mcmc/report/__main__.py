@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from dflash_mcmc.errors import tell
@@ -12,18 +11,6 @@ from dflash_mcmc.process import program
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    options = _parser().parse_args(arguments)
-    from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
-
-    built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
-                  outputs=options.outputs, alphas=options.alpha, formats=options.format)
-    print("\n\n".join([built.overall, *(line for part in built.parts for line in part.verdict)]))
-    for warning in built.parts[0].warnings:
-        tell(f"note: {warning}")
-    print(f"\n{built.page}")
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser("python -m dflash_mcmc.report",
                             description="Writes a report of any set of runs from their records: report.html, report.md, "
                             "tables/*.csv, figures/*.png and figures/*.svg.")
@@ -41,7 +28,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", nargs="+", choices=("pdf", "latex"), default=(), metavar="FORMAT",
                         help="pdf: figures as PDF, too, with embedded fonts; latex: tables as LaTeX (booktabs)")
     parser.add_argument("--lenient", action="store_true", help="skip corrupt files and lines, and list what was left out")
-    return parser
+    options = parser.parse_args(arguments)
+    from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
+
+    built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
+                  outputs=options.outputs, alphas=options.alpha, formats=options.format)
+    print("\n\n".join([built.overall, *(line for part in built.parts for line in part.verdict)]))
+    for warning in built.parts[0].warnings:
+        tell(f"note: {warning}")
+    print(f"\n{built.page}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Finds the run folders of a report, and reads their runs; describes missing and corrupt data.
 
-Runs are named by run folders, experiment folders, globs, or W&B run ids.
+Runs are named by run folders, experiment folders, globs, or W&B run ids. Published numbers and their sources are data files of
+the package: accuracies, and rows beside those of probes.
 """
 
 from __future__ import annotations
@@ -12,21 +13,87 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import default_of, restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.store.described import RUN, described, object_if_readable, read_problems
+from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.store.described import RUN, ProblemText, described, object_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import sample_schema
+from dflash_mcmc.store.records import Record, sample_schema
 
-if TYPE_CHECKING:
-    from dflash_mcmc.store.described import ProblemText
-    from dflash_mcmc.store.records import Record
+DATASET = "math500"
+"""The dataset of all published rows."""
+
+
+def published_settings() -> dict[str, dict[str, object]]:
+    """The settings of each source, by the source's name. The settings have the keys of a run's identity."""
+    return {source["name"]: dict(source["fields"]) for source in _content("power_sampling")["sources"].values()}
+
+
+def sources() -> list[str]:
+    """Full references and settings of the published accuracies."""
+    rows, of = _content("power_sampling")["rows"], _content("power_sampling")["sources"]
+    return [f"{of[name]['text']} ({of[name]['setting']})" for name in dict.fromkeys(row["source"] for row in rows)]
+
+
+def published() -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
+    """The published accuracies by model and short name of the source, in the order of the file.
+
+    Those of a model are by method (base, greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps, tempering, vote).
+    They have Wilson's intervals if the counts are known.
+    """
+    content, models = _content("power_sampling"), dict[tuple[str, str], dict[str, IntervalEstimate]]()
+    for row in content["rows"]:
+        models.setdefault((row["model"], content["sources"][row["source"]]["name"]), {})[row["method"]] = (
+            wilson(row["correct"], row["total"]) if "correct" in row else IntervalEstimate(float(row["accuracy"])))
+    return models
+
+
+@cache
+def _content(name: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(PACKAGE / "assets" / "published" / f"{name}.yaml")))
+
+
+RUN_COLUMN = "run"
+"""The column that says where a row comes from."""
+
+
+def source_of(probe: str) -> str | None:
+    """The reference of a probe's published numbers; None if there are none."""
+    return _content("probes").get(probe, {}).get("source")
+
+
+def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: str, rows: Sequence[dict]) -> list[dict]:
+    """The rows of a table, each followed by the published row of its kind.
+
+    A published row is of the same kind as a row if both agree in the columns that the data file names. It is shown after the
+    last such row of a run with the setting of the document, once. No number of a published row enters a statistic.
+
+    Args:
+        identities: the identities of the runs as in run.json, by the value of `RUN_COLUMN` in their rows.
+        rows: rows with the column `RUN_COLUMN`.
+    """
+    shown, of = list(rows), _content("probes").get(probe, {"tables": {}})
+    paper = of["tables"].get(table)
+    if paper is None:
+        return shown
+    runs = {label for label, own in identities.items() if all(own.get(key) == of["where"][key] for key in of["where"])}
+    for published in paper["rows"]:
+        alike = [index for index, row in enumerate(shown)
+                 if row.get(RUN_COLUMN) in runs and all(row.get(key) == published.get(key) for key in paper["by"])]
+        if alike:
+            shown.insert(alike[-1] + 1, {RUN_COLUMN: f"published, section {paper['section']}", **published})
+    return shown
+
 
 _TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")
 _ALLOWED = "a run folder, an experiment folder, a glob, or a W&B run id (<experiment>-<identity>)"

@@ -11,7 +11,7 @@ from dflash_mcmc.config.identity import configuration_of, labels_of, with_names
 from dflash_mcmc.report.parts import ReportTable, percent, text_of
 from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
-from dflash_mcmc.store import finishes
+from dflash_mcmc.store import records
 from dflash_mcmc.store.described import RUN, described, json_object
 
 COLUMNS: dict[str, Any] = {
@@ -49,7 +49,7 @@ def overall(folders: Sequence[Path]) -> str:
         means = [f"{name.removeprefix('measures/')} {value:.3g}" for name, value in summary.items()
                  if name.startswith("measures/")]
         measured += [f"{label}: {', '.join(means)} (means)"] if means else []
-        if remark := finishes.remark(summary, identity.get("dataset.max_new_tokens")):
+        if remark := records.finish_remark(summary, identity.get("dataset.max_new_tokens")):
             ends.append(f"{label}: {remark}.")
         seconds = {part: summary.get(f"mean_{part}_seconds") for part in TIMES}
         known = [f"{part} {value:.3g}" if value >= 0.001 else f"{part} < 0.001"

@@ -21,20 +21,16 @@ def checked(arguments: list[str]) -> Command:
             given, does = ("hydra/launcher: given slurm", "submits the jobs") if command.launcher else (
                 "hydra/sweeper: given a search", "chooses the points")
             raise UserError(f"{given} in a launch of {ranks.world_size()} processes; allowed: in one process, which {does}")
-        return _with_checks(command)
+        # The command after a check of its jobs, with their encoded prompts, their lengths and their memory
+        memory, of_jobs = preflight.check(command.jobs, here=not command.launcher)
+        jobs = [job._replace(prompts=of_job.prompts) for job, of_job in zip(command.jobs, of_jobs, strict=True)]
+        return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
             # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
             sleep(_SECONDS_TO_REPORT)
         raise
-
-
-def _with_checks(command: Command) -> Command:
-    """The command after a check of its jobs, with their encoded prompts, their lengths and their memory. Raises UserError."""
-    memory, of_jobs = preflight.check(command.jobs, here=not command.launcher)
-    jobs = [job._replace(prompts=of_job.prompts) for job, of_job in zip(command.jobs, of_jobs, strict=True)]
-    return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
 
 
 def only_shows(command: Command, arguments: list[str]) -> bool:

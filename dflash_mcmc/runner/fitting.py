@@ -6,23 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.chains import build
+from dflash_mcmc.config.schema import Config
+from dflash_mcmc.engine.batching.interface import ChainTarget
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import extraction
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.store import finishes
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainTarget
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.store.records import Record
-    from dflash_mcmc.types import Problem
+from dflash_mcmc.store.records import LENGTH, STOP_STRING, Record
+from dflash_mcmc.types import Problem
 
 
 class TooLong(NamedTuple):
@@ -144,24 +141,24 @@ def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
     most, grader = config.dataset.max_new_tokens, name_of(config.grader)
     longer = f"repeat the command with dataset.max_new_tokens={4 * most}"
     if 2 * len(lost) <= len(drawn):
-        cut = sum(record["finish_reason"] == finishes.LENGTH for record in drawn)
+        cut = sum(record["finish_reason"] == LENGTH for record in drawn)
         return f"{cut} of {len(drawn)} answers were cut off at dataset.max_new_tokens={most}: {longer}" if 2 * cut > len(
             drawn) else ""
     (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
     return f"{len(lost)} of {len(drawn)} answers were not read, since " + {
-        finishes.STOP_STRING: "their thinking ended at a string of dataset.stop: repeat the command with dataset.stop=[]",
+        STOP_STRING: "their thinking ended at a string of dataset.stop: repeat the command with dataset.stop=[]",
         extraction.UNFINISHED: f"their thinking did not end: {longer}, or with model.enable_thinking=false",
-        finishes.LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",
+        LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",
         extraction.NO_BOX: f"they have no box: python -m dflash_mcmc.regrade {folder} grader={grader} grader.extract=auto",
     }.get(cause, f"grader={grader} finds none in their texts ({cause}): read some in {folder / 'records.jsonl'}")
 
 
 def _cause(record: Record) -> str:
     """Why a text has no answer: it was cut off, a stop string ended its thinking, or the grader's rule."""
-    if record["rule"] == extraction.UNFINISHED and record["finish_reason"] == finishes.STOP_STRING:
-        return finishes.STOP_STRING
-    is_cut = record["rule"] != extraction.UNFINISHED and record["finish_reason"] == finishes.LENGTH
-    return finishes.LENGTH if is_cut else record["rule"]
+    if record["rule"] == extraction.UNFINISHED and record["finish_reason"] == STOP_STRING:
+        return STOP_STRING
+    is_cut = record["rule"] != extraction.UNFINISHED and record["finish_reason"] == LENGTH
+    return LENGTH if is_cut else record["rule"]
 
 
 def too_long_units(config: Config, problems: Sequence[str], known: Mapping[str, np.ndarray]) -> dict[str, TooLong]:

@@ -15,9 +15,8 @@ from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
-from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import add_problems
-from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.records import SampleKey, key_of
 from dflash_mcmc.types import RunResult
 
@@ -85,12 +84,24 @@ class _Loop:
         self._worker = self._tasks.prepare(self._pending, self._device)
         self._bar = bars.Bar(len(self._pending), self._tasks.unit, self._title, shown=not ranks.rank())
         try:
-            self._do()
+            for keys, claimed in self._rounds():
+                with closing(self._worker.do(keys, self._begun(claimed))) as records:
+                    for record in records:
+                        self._describe()
+                        if record is not None:
+                            self._keep(record)
+                self._describe()
+                self._store.sync()
             if not self._is_complete():
                 stopping.check()
         except (KeyboardInterrupt, stopping.Stopped, Exception) as error:
             if isinstance(error, KeyboardInterrupt | stopping.Stopped | UserError) or of_memory(error):
-                self._give_up()
+                try:
+                    for graded in self._worker.ready():
+                        self._keep(graded)
+                finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
+                    for key in self._in_progress:
+                        self._attempts.give_up(key)
             raise
         finally:
             self._bar.close()
@@ -98,16 +109,6 @@ class _Loop:
             self._attempts.close(complete=self._is_complete())
         self._report()
         return self._num_own
-
-    def _do(self) -> None:
-        for keys, claimed in self._rounds():
-            with closing(self._worker.do(keys, self._begun(claimed))) as records:
-                for record in records:
-                    self._describe()
-                    if record is not None:
-                        self._keep(record)
-            self._describe()
-            self._store.sync()
 
     def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey]]]:
         """Yields rounds: (tasks, an iterator that claims them when it is consumed).
@@ -163,15 +164,6 @@ class _Loop:
         self._num_own += 1
         self._in_progress.discard(key_of(record))
         self._show()
-
-    def _give_up(self) -> None:
-        """Keeps records that are ready. The next start repeats the other tasks in progress."""
-        try:
-            for record in self._worker.ready():
-                self._keep(record)
-        finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
-            for key in self._in_progress:
-                self._attempts.give_up(key)
 
     def _look(self) -> None:
         """Reads what other processes have recorded."""

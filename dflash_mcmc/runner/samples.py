@@ -6,29 +6,25 @@ import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import numpy as np
 
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import PromptText
+from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
 from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of, summary_of
-from dflash_mcmc.store import finishes
-from dflash_mcmc.store.records import Record, SampleKey, sample_schema
+from dflash_mcmc.store.described import ProblemText
+from dflash_mcmc.store.records import LENGTH, Record, SampleKey, finish_of, sample_schema
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
-    from dflash_mcmc.ops import Chain
-    from dflash_mcmc.store.described import ProblemText
-
 
 _WIDE = 3.0
 """A blend whose logits deviate more than this many times as much as the target's is reported."""
@@ -117,7 +113,7 @@ class Samples(Tasks[Record]):
 
     def progress(self, fresh: Sequence[Record]) -> str:
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
-        self._num_cut += sum(record["finish_reason"] == finishes.LENGTH for record in fresh)
+        self._num_cut += sum(record["finish_reason"] == LENGTH for record in fresh)
         self._num_seen += len(fresh)
         cut = f", {self._num_cut} cut off" if 2 * self._num_cut > self._num_seen else ""
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}{cut}" if self._num_seen else ""
@@ -204,7 +200,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
         "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
         "text": target.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
-        "finish_reason": finishes.of_trajectory(path, target.stop_ids) if done.result else NOT_DRAWN,
+        "finish_reason": finish_of(path, target.stop_ids) if done.result else NOT_DRAWN,
         "log_p": float(path.log_p.sum()), "log_q": log_q if math.isfinite(log_q) else None,
         "proposals": result.proposals, "accepted": result.accepted,
         "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,

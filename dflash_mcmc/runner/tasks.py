@@ -8,14 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from dflash_mcmc.chains.cost import CostEstimate
+from dflash_mcmc.store.described import ProblemText
 from dflash_mcmc.store.records import SampleKey
 from dflash_mcmc.store.schema import Schema
-
-if TYPE_CHECKING:
-    from dflash_mcmc.chains.cost import CostEstimate
-    from dflash_mcmc.store.described import ProblemText
 
 R = TypeVar("R", bound=Mapping)
 """The type of the records: JSON values, with `problem` and `chain`."""

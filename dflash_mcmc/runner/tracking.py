@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.config.identity import name_of_path, plain
 from dflash_mcmc.config.schema import Config, Job, component_of
@@ -26,16 +26,13 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
-from dflash_mcmc.store import finishes
+from dflash_mcmc.statistics.rules import Vote
 from dflash_mcmc.store.described import hash_of, json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import TRACKED
+from dflash_mcmc.store.records import LENGTH, Record, finish_counts
 from dflash_mcmc.tracker import Guarded, RunInfo
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.rules import Vote
-    from dflash_mcmc.store.records import Record
 
 _LONGEST_VALUE = 40
 _TRY_SECONDS = 5.0
@@ -237,7 +234,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
     metrics: dict[str, float | None] = {
         "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
-        "sample/cut_off": float(record["finish_reason"] == finishes.LENGTH),
+        "sample/cut_off": float(record["finish_reason"] == LENGTH),
         "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
         "sample/token_forwards": record["token_forwards"]}
     if record["proposals"]:
@@ -252,7 +249,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
 
 def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict:
     """The content of `summary.json`."""
-    summary = {**summaries.summarise(label, records), **summaries.rates(records), **finishes.counts(records),
+    summary = {**summaries.summarise(label, records), **summaries.rates(records), **finish_counts(records),
                **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),
                **summaries.times(records)}
     for name in aggregates:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.cost import CostEstimate
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.grading.verdicts import TOO_LONG
+from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
@@ -17,12 +20,6 @@ from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Summary, Unit, Work
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.probe import Probe
 
 
 class Units(Tasks[dict]):

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from dflash_mcmc.components import Component
+import numpy as np
+
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, stage_horizon, trace_entry
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Draw, SamplingParams, Score
-from dflash_mcmc.types import Trajectory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
-    import numpy as np
-
-    from dflash_mcmc.ops import Chain, Floor, Steps
-    from dflash_mcmc.rng import Key
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import ChainResult, ExpectedCost
+from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.registry import Component
+from dflash_mcmc.rng import Key
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 
 class Sampler(Component):
@@ -119,7 +114,6 @@ class AtTemperature(Sampler):
         return {"temperature": self.law().temperature}
 
     def law(self) -> SamplingParams:
-        """The law q of each drawn token."""
         return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature)
 
 
@@ -134,7 +128,6 @@ class ProposesAt(Sampler):
                                                   le=LARGEST, inverse_of="alpha")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """The temperature in effect, given or 1/alpha."""
         return {"proposal_temperature": ProposesAt.law(self).temperature}
 
     def law(self) -> SamplingParams:
@@ -152,7 +145,6 @@ class Truncated(Sampler):
     top_p: float = identity(1.0, "draws keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 
     def law(self) -> SamplingParams:
-        """The law q of each drawn token."""
         return super().law()._replace(top_k=self.top_k, top_p=self.top_p)
 
 
@@ -179,7 +171,6 @@ class Penalised(Truncated):
         return values if self.law().counts_tokens else {**values, "penalty_counts": "answer"}
 
     def law(self) -> SamplingParams:
-        """The law q of each drawn token."""
         return super().law()._replace(min_p=self.min_p, repetition_penalty=self.repetition_penalty,
                                       frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
                                       counts_prompt=self.penalty_counts == "prompt+answer" and bool(

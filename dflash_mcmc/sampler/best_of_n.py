@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from dflash_mcmc.ops import LARGEST, SMALLEST, UNENDED, Chain, Draw, Steps, Toge
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.rules import AdaptiveVote
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "best_of_n")
@@ -55,7 +53,6 @@ class BestOfN(Truncated, AtTemperature):
     takes_potential = True
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         values = AtTemperature.canonical(self, config)
         if self.num_candidates == 1:
             values["select"] = None
@@ -89,7 +86,6 @@ class BestOfN(Truncated, AtTemperature):
         return (yield from self.comparing(prompt, horizon, key, lambda tokens: tuple(tokens.tolist())))
 
     def comparing(self, prompt: np.ndarray, horizon: int, key: Key, answer_of: Callable[[np.ndarray], Hashable]) -> Chain:
-        """As `chain`, with the answers that a vote compares."""
         draws = [Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", index, "token"))
                  for index in range(self.num_candidates)]
         if self.select == "vote":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParam
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Staged
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "draft_mh")
@@ -51,7 +49,6 @@ class DraftMH(Staged, ProposesAt):
     takes_potential = True
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         check_source(config, "sampler=draft_mh", "sampler.proposal=mixture" if self.proposal == "draft" else "")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
@@ -60,7 +57,6 @@ class DraftMH(Staged, ProposesAt):
                               "below 1")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         values = ProposesAt.canonical(self, config)
         if self.proposal == "draft":
             values.update(draft_weight=None, proposal_temperature=None)
@@ -73,11 +69,9 @@ class DraftMH(Staged, ProposesAt):
         return SamplingParams(self.draft_temperature)
 
     def rejects_early(self) -> bool:
-        """Whether a proposal may be abandoned before it is complete."""
         return self.early_reject != "off"
 
     def source(self) -> str:
-        """The source of the logits of q_d."""
         return "draft"
 
     def other_law(self) -> SamplingParams:
@@ -85,7 +79,6 @@ class DraftMH(Staged, ProposesAt):
         return ProposesAt.law(self)
 
     def power(self) -> float | None:
-        """The power whose law the chain leaves invariant."""
         return self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
@@ -101,7 +94,6 @@ class DraftMH(Staged, ProposesAt):
         return cost._replace(scored=cost.extended + cost.proposed, num_draws=2 * cost.num_draws)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One chain through all stages; `horizon` is the full length in tokens."""
         path, other, steps, trace = Trajectory.start(prompt), np.empty(0), [], []
         for block in range(1, self.num_blocks + 1):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)

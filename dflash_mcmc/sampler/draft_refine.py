@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
@@ -19,10 +19,8 @@ from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, SamplingParams, Score, Step
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Staged
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _FLOOR = 0.1
 """With cut=confidence: the weight of a place whose token has probability 1. Above 0, so that every place can be a cut."""
@@ -56,25 +54,21 @@ class DraftRefine(Redraws, ProposesAt):
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         check_source(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
     def resolved(self, config: Settings) -> DraftRefine:
-        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
         staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
             return staged
         return dataclasses.replace(staged, early_reject="off" if self._no_early_rejection() else "exact")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 
     def rejects_early(self) -> bool:
-        """Whether a proposal may be abandoned before it is complete."""
         return self.early_reject != "off" and not self._no_early_rejection()
 
     def _no_early_rejection(self) -> str:
@@ -86,11 +80,9 @@ class DraftRefine(Redraws, ProposesAt):
         return ConfidenceCuts(_FLOOR if self.cut == "confidence" else None)
 
     def move(self) -> Move:
-        """The power of the target, and where a suffix may start."""
         return Move(self.alpha, self.cuts())
 
     def power(self) -> float:
-        """The power whose law the chain leaves invariant."""
         return self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:

@@ -29,7 +29,6 @@ class Greedy(Sampler):
         return SamplingParams(temperature=0.0)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answer has `length` tokens."""
         return ExpectedCost(length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:

@@ -8,21 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc import kernel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import particles
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "lookahead")
@@ -46,13 +43,11 @@ class Lookahead(Truncated, AtTemperature):
     block_size: int = identity(8, "tokens of a block", ge=1)
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         if self.rollout_length > config.dataset.max_new_tokens:
             raise ConfigError("sampler.rollout_length", self.rollout_length,
                               f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         return AtTemperature.canonical(self, config) | ({} if self.rollout_length else {"num_rollouts": None})
 
     def width(self) -> int:
@@ -67,7 +62,6 @@ class Lookahead(Truncated, AtTemperature):
         return ExpectedCost(drawn, num_draws=blocks * (self.num_candidates + (self.width() if self.rollout_length else 0)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One generation of at most `horizon` tokens."""
         path, sizes = Trajectory.start(prompt), list[float]()
         while not path.complete(horizon):
             block_key, stop = key.fold_in("block", len(sizes)), min(path.length + self.block_size, horizon)
@@ -76,8 +70,8 @@ class Lookahead(Truncated, AtTemperature):
                 for index in range(self.num_candidates)))
             log_weights = np.array([candidate.weight(self.alpha, path.length) for candidate in candidates])
             log_weights += yield from self._ahead(candidates, horizon, block_key)
-            sizes.append(particles.effective_size(log_weights) / self.num_candidates)
-            path = candidates[block_key.fold_in("choose").categorical(particles.shares(log_weights))]
+            sizes.append(kernel.effective_size(log_weights) / self.num_candidates)
+            path = candidates[block_key.fold_in("choose").categorical(kernel.shares(log_weights))]
         return ChainResult(path, measures={"candidate_ess": float(np.mean(sizes))})
 
     def _ahead(self, candidates: Sequence[Trajectory], horizon: int, key: Key) -> Steps[np.ndarray]:
@@ -94,5 +88,5 @@ class Lookahead(Truncated, AtTemperature):
         for (index, _), rollout in zip(rolled, drawn, strict=True):
             weights.setdefault(index, []).append(rollout.weight(self.alpha, candidates[index].length))
         for index, log_weights in weights.items():
-            log_means[index] = particles.log_mean(np.array(log_weights))
+            log_means[index] = kernel.log_mean(np.array(log_weights))
         return log_means

@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from dflash_mcmc import kernel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost, particles, why_weights_rise
+from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost, why_weights_rise
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "multiple_try")
@@ -57,7 +56,6 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         "exact where it holds, else off")
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 
@@ -66,7 +64,6 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 
     def move(self) -> Move:
-        """The power of the target, and where a suffix may start."""
         return Move(self.alpha, UniformCuts(self.cut == "horizon"))
 
     def width(self) -> int:
@@ -74,11 +71,9 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         return self.num_tries
 
     def rejects_early(self) -> bool:
-        """Whether a try may be abandoned before it is complete."""
         return self.early_reject != "off" and not self._no_early_rejection()
 
     def power(self) -> float | None:
-        """The power whose law the chain leaves invariant."""
         return None if self.law().truncates else self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
@@ -88,13 +83,11 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One chain through all stages; `horizon` is the full length in tokens."""
         outcome, steps = yield from self.staged(prompt, horizon, key, range(1, self.num_blocks + 1))
         lost = [step.lost / self.num_tries for step in steps]
         return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        """One step from a complete state of horizon `horizon`."""
         cut = self.move().cuts.draw(path, horizon, key.fold_in("cut"))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
@@ -103,22 +96,19 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
             Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", index), along=path,
                  floor=self._floor(path, horizon, cut, contest, index)) for index in range(1, self.num_tries + 1)))
         if contest is None:
-            return self._accepted(path, drawn, cut, key)
+            # Multiple-try Metropolis
+            log_weights = np.array([self.log_weight(each, cut) for each in drawn])
+            picked = key.fold_in("pick").categorical(kernel.shares(log_weights))
+            reference = log_weights.copy()
+            reference[picked] = self.log_weight(path, cut)
+            log_ratio = float(np.logaddexp.reduce(log_weights) - np.logaddexp.reduce(reference))
+            return decide(path, drawn[picked], cut, log_ratio, key.fold_in("accept").log_uniform())
         # Only an upper bound on the weight of an abandoned try is known. Such a try cannot win.
         bounds = np.array([self.log_weight(each, cut) for each in (path, *drawn)])
         complete = np.array([each.complete(horizon) for each in (path, *drawn)])
         taken = contest.winner(np.where(complete, bounds, -np.inf))
         step = self._taken(path, drawn, cut, taken, bounds - bounds[0], bool(complete[1:].any()))
         return step._replace(lost=int((~complete).sum()))
-
-    def _accepted(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, key: Key) -> MetropolisStep:
-        """Multiple-try Metropolis: picks a try by weight, and then accepts or rejects it."""
-        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
-        picked = key.fold_in("pick").categorical(particles.shares(log_weights))
-        reference = log_weights.copy()
-        reference[picked] = self.log_weight(path, cut)
-        log_ratio = float(np.logaddexp.reduce(log_weights) - np.logaddexp.reduce(reference))
-        return decide(path, drawn[picked], cut, log_ratio, key.fold_in("accept").log_uniform())
 
     def _taken(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, taken: int, log_ratios: np.ndarray,
                any_complete: bool) -> MetropolisStep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from dflash_mcmc.ops import Chain, Draw, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Penalised, ProposesAt, Redraws, Staged
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _PUBLISHED = {"schedule": "published", "cut": "current"}
 """The values of fields that the published kernel has."""
@@ -75,7 +73,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
     can_rescore = True
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         if self.rule == "published":
             for name, only in _PUBLISHED.items():
                 if getattr(self, name) != only:
@@ -101,7 +98,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
 
     def resolved(self, config: Settings) -> PowerMH:
-        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
         staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
             return staged
@@ -121,7 +117,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return {"exact": exact, "eps": eps}
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         values = Penalised.canonical(self, config)
         if self.cut != "entropy":
             values["entropy_power"] = 4.0
@@ -134,13 +129,11 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return values
 
     def rejects_early(self) -> bool:
-        """Whether a proposal may be abandoned before it is complete."""
         if self.early_reject == "auto":  # a configuration resolves it; without one there may be a blend
             return not self.no_early_rejection(unblended=False)["exact"]
         return self.early_reject != "off"
 
     def rescores(self) -> bool:
-        """Whether the current suffix is scored again before each proposal."""
         return self.rescore
 
     def reads_rows(self) -> bool:
@@ -148,11 +141,9 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return self.cut == "entropy"
 
     def source(self) -> str:
-        """The logits that q is made from."""
         return "base" if self.proposal == "base" else "blended"
 
     def power(self) -> float | None:
-        """The power whose law the chain leaves invariant."""
         exact = not self.returns() and not self.rescore
         return self.alpha if exact and not self.law().truncates else None
 
@@ -165,7 +156,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return EntropyCuts(self.entropy_power) if self.cut == "entropy" else UniformCuts(self.cut == "horizon")
 
     def move(self) -> Move:
-        """The power of the target, and where a suffix may start."""
         return Move(self.alpha, self.cuts(), self.epsilon if self.early_reject == "eps" else None)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
@@ -183,7 +173,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return cost._replace(scored=cost.proposed, num_draws=2 * cost.num_draws - extended.num_draws)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One chain through all stages; `horizon` is the full length in tokens."""
         adaptive = self.schedule == "adaptive"
         blocks = kernel.doubling(self.num_blocks) if adaptive else range(1, self.num_blocks + 1)
         outcome, steps = yield from self.staged(prompt, horizon, key, blocks, adaptive=adaptive, returns=self.returns())
@@ -196,7 +185,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         return usual if self.rule == "exact" else path.length + usual - Redraws.reach(self, path, block - 1, horizon)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        """One step from a complete state of horizon `horizon`; see `Redraws.step`."""
         if self.rule == "published":
             return (yield from self._published_step(path, key))
         return (yield from Redraws.step(self, path, horizon, key))

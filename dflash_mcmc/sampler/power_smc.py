@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc import kernel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
+from dflash_mcmc.kernel import MetropolisStep, decide, result, trace_entry
 from dflash_mcmc.ops import UNENDED, Chain, Draw, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 class Cloud(NamedTuple):
@@ -41,7 +40,7 @@ class Cloud(NamedTuple):
 
     def number(self, key: Key) -> int:
         """The number of a particle, drawn in proportion to its weight."""
-        return key.categorical(particles.shares(self.log_weights))
+        return key.categorical(kernel.shares(self.log_weights))
 
     def chosen(self, key: Key) -> Trajectory:
         """The particle with that number."""
@@ -87,7 +86,6 @@ class PowerSMC(Truncated, AtTemperature):
     takes_potential = True
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         if self.wrapper == "csmc" and self.num_particles < 2:
             raise ConfigError("sampler.num_particles", self.num_particles, "at least 2 with sampler.wrapper=csmc, where "
                               "particle 0 is the present state")
@@ -119,7 +117,6 @@ class PowerSMC(Truncated, AtTemperature):
         return self.resampling or ("multinomial" if self.wrapper == "csmc" else "systematic")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         values = AtTemperature.canonical(self, config) if not self.ramp else {}
         values["resampling"] = self.scheme
         if self.wrapper == "none":
@@ -131,7 +128,6 @@ class PowerSMC(Truncated, AtTemperature):
         return values
 
     def source(self) -> str:
-        """The logits that proposals are drawn from."""
         return "draft" if self.proposal == "draft" else "blended"
 
     def width(self) -> int:
@@ -139,7 +135,6 @@ class PowerSMC(Truncated, AtTemperature):
         return self.num_particles
 
     def power(self) -> float | None:
-        """The power whose law the chain leaves invariant."""
         return self.alpha if self.wrapper != "none" and not self.law().truncates else None
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
@@ -206,7 +201,9 @@ class PowerSMC(Truncated, AtTemperature):
         count, cut = self.num_particles, start.length
         paths, roots = [start] * count, list(range(count))
         log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
-        for stop in self._stops(cut, horizon):
+        # Numbers of generated tokens at which the weights are checked, the horizon included
+        size = self.block_size if self.num_particles > 1 else horizon
+        for stop in [*range(cut + size, horizon, size), horizon]:
             before = [path.weight(alpha, cut) for path in paths]
             alpha = self._alpha_at(stop)
             law = self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
@@ -222,31 +219,26 @@ class PowerSMC(Truncated, AtTemperature):
             log_weights = log_weights + [path.weight(alpha, cut) - old for path, old in zip(paths, before, strict=True)]
             if all(path.complete(horizon) for path in paths):
                 break
-            least = min(least, particles.effective_size(log_weights) / count)
-            if particles.is_low(log_weights, self.ess_threshold):
-                log_z += particles.log_mean(log_weights)
+            least = min(least, kernel.effective_size(log_weights) / count)
+            if kernel.is_low(log_weights, self.ess_threshold):
+                log_z += kernel.log_mean(log_weights)
                 parents = self._parents(log_weights, key.fold_in("resample", stop), forced is not None)
                 paths, roots = [paths[parent] for parent in parents], [roots[parent] for parent in parents]
                 num_resampled += 1
                 log_weights = np.zeros(count)
         # The paths may all end before the ramp does.
         log_weights = log_weights + [(self.alpha - alpha) * float(path.log_p[cut:].sum()) for path in paths]
-        least = min(least, particles.effective_size(log_weights) / count)
-        return Cloud(paths, log_weights, log_z + particles.log_mean(log_weights), num_resampled, least, len(set(roots)))
+        least = min(least, kernel.effective_size(log_weights) / count)
+        return Cloud(paths, log_weights, log_z + kernel.log_mean(log_weights), num_resampled, least, len(set(roots)))
 
     def _parents(self, log_weights: np.ndarray, key: Key, forced: bool) -> list[int]:
         """The parent of each particle: the number of the particle that it continues. Finished ones take part."""
         count = self.num_particles
         if forced:
-            return [0, *particles.multinomial(log_weights, count - 1, key)]
+            return [0, *kernel.multinomial(log_weights, count - 1, key)]
         if self.scheme == "systematic":
-            return particles.systematic(log_weights, key)
-        return particles.multinomial(log_weights, count, key)
-
-    def _stops(self, cut: int, horizon: int) -> list[int]:
-        """Numbers of generated tokens at which the weights are checked, the horizon included."""
-        size = self.block_size if self.num_particles > 1 else horizon
-        return [*range(cut + size, horizon, size), horizon]
+            return kernel.systematic(log_weights, key)
+        return kernel.multinomial(log_weights, count, key)
 
     def _alpha_at(self, stop: int) -> float:
         """The power of the block that ends with `stop` generated tokens."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Step
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Staged
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 class Rungs(NamedTuple):
@@ -62,7 +60,6 @@ class ReplicaExchange(Staged):
     takes_potential = True
 
     def check(self, config: Settings) -> None:
-        """Checks conditions that span fields. Raises ConfigError."""
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
             raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
         if self.temperatures is not None and len(self.temperatures) != len(self.alphas):
@@ -74,7 +71,6 @@ class ReplicaExchange(Staged):
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. A field without effect is not part of the identity."""
         return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1, "early_reject": None}
 
     @property
@@ -103,11 +99,9 @@ class ReplicaExchange(Staged):
         return len(self.alphas)
 
     def rejects_early(self) -> bool:
-        """Whether a proposal may be abandoned before it is complete."""
         return self.early_reject != "off" and not self._no_early_rejection()
 
     def power(self) -> float:
-        """The power whose law the chain leaves invariant."""
         return self.alphas[self.output_rung]
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,10 +13,8 @@ from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Penalised
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _MOST_KEPT = 512
 """Largest `top_k` whose kept sets are recorded."""
@@ -54,7 +52,6 @@ class Temperature(Penalised, AtTemperature):
                               f"to {_MOST_KEPT}, which bounds the sets")
 
     def law(self) -> SamplingParams:
-        """The law q of each token."""
         return Penalised.law(self)._replace(top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
                                             temperature_last=self.order == "temperature_last")
 
@@ -76,10 +73,8 @@ class Temperature(Penalised, AtTemperature):
         return 1.0 if self.law() == SamplingParams() else None
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose answer has `length` tokens."""
         return ExpectedCost(length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One generation of at most `horizon` tokens."""
         path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("token"), kept=self.sampling_mask)
         return ChainResult(path)

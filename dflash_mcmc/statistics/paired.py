@@ -18,16 +18,14 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import CONFIDENCE, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, mean_share
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 LEVEL = 0.05
 """A difference with a larger p-value is a tie."""

@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.verdicts import UNDRAWN
-
-if TYPE_CHECKING:
-    from dflash_mcmc.store.records import Record
+from dflash_mcmc.store.records import Record
 
 _TIE = 1e-12
 """Scores that differ by less than this share of the largest one are tied. Sums of equal weights differ by rounding."""

@@ -44,13 +44,14 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     def rate(name: Summed) -> float | None:
         return _total(records, name) / proposals if proposals else None
 
+    judged = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
     return {
         "condition": condition,
         "num_problems": len({record["problem"] for record in records}),
         "num_samples": len(records),
         "correct": int(correct) if correct.is_integer() else correct,
         **{verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict != CORRECT},
-        "same_string": _same_string(records),
+        "same_string": sum(judged) if judged else None,
         "accuracy": share.value, "accuracy_low": share.low, "accuracy_high": share.high,
         "mean_tokens": mean("num_tokens"),
         "mean_log_p": mean("log_p"),
@@ -151,11 +152,6 @@ def rates(records: Sequence[Record]) -> dict[str, float | None]:
         "mean_token_forwards": ("token_forwards", ones)}
     estimates = {name: of.ratio([record[field] for record in records], below) for name, (field, below) in shares.items()}
     return {f"{name}_{end}": getattr(estimate, end) for name, estimate in estimates.items() for end in ("low", "high")}
-
-
-def _same_string(records: Sequence[Outcome]) -> int | None:
-    judged = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
-    return sum(judged) if judged else None
 
 
 def accepted_length(records: Sequence[Outcome]) -> float | None:

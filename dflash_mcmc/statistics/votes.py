@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.outcomes import by_problem
-from dflash_mcmc.statistics.rules import PowerVote, chances
+from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, chances
+from dflash_mcmc.store.records import Record
 
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.rules import AdaptiveVote
-    from dflash_mcmc.store.records import Record
 
 class Candidate(NamedTuple):
     """An answer that received votes."""

@@ -119,7 +119,14 @@ def open_to_extend(path: Path) -> IO[bytes]:
     refuse_link(path)
     with writing(path):
         if is_there(path):
-            cut_torn_line(path)
+            # Removes what follows the last complete line
+            length = sum(len(line) + 1 for line in each_line(path))
+            if rest := read_regular(path, length):
+                if has_zeros(rest):
+                    note(f"{path}: {len(rest):,} bytes at its end were removed: blocks of zeros, as after a power loss. What "
+                         "was written there is done again")
+                with open(path, "rb+", opener=_without_links) as file:
+                    file.truncate(length)
         return open(path, "ab", buffering=0, opener=_without_links)
 
 
@@ -166,15 +173,3 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> 
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def cut_torn_line(path: Path) -> None:
-    """Removes what follows the last complete line: a line without a line feed, or blocks of zeros. Zeros are told."""
-    length = sum(len(line) + 1 for line in each_line(path))
-    if not (rest := read_regular(path, length)):
-        return
-    if has_zeros(rest):
-        note(f"{path}: {len(rest):,} bytes at its end were removed: blocks of zeros, as after a power loss. What "
-             "was written there is done again")
-    with open(path, "rb+", opener=_without_links) as file:
-        file.truncate(length)

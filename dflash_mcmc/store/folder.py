@@ -24,7 +24,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,9 +34,9 @@ from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import CONFIG, described
 from dflash_mcmc.store.files import append_line, each_line, open_to_extend, read_regular, refuse_link, write_atomically
 from dflash_mcmc.store.locks import FolderLocks
-from dflash_mcmc.store.reading import decoded, move_damaged, note_repeated, record_line, records_of
+from dflash_mcmc.store.reading import Attempt, attempt_of, decoded, move_damaged, note_repeated, record_line, records_of
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
-from dflash_mcmc.store.schema import Damaged, Schema
+from dflash_mcmc.store.schema import Damaged, Schema, to_line, whole_lines
 
 _SYNC_SECONDS = 1.0
 
@@ -75,28 +76,34 @@ class RunStore:
         """
         store = cls(folder, FolderLocks(folder), not_in_memory, (schema or unit_schema()).of_run(digest))
         try:
-            store._enter(repair)
+            store._file_number = store._locks.enter()
+            for path in (*record_files(store.folder, others=True).values(), *store.folder.glob("attempts*.jsonl")):
+                refuse_link(path)  # before anything is cut
+            if store._locks.is_alone():
+                for left in store.folder.glob(".*.tmp"):  # a killed process was replacing a file
+                    with writing(left):
+                        left.unlink()
+                if repair:
+                    move_damaged(store.folder, store._schema)
+            elif repair:
+                note(f"{store.folder}: repair=true has no effect while another process has this run open")
+            store._file = open_to_extend(store.folder / store.file_name())
+            # Before the mutex is free, so that no process which enters later misses this file.
+            store._locks.raise_num_files(max(record_files(store.folder), default=0) + 1)
+            store._locks.free_mutex()
+            store.refresh()
             yield store
         finally:
-            store._leave()
-
-    def _enter(self, repair: bool) -> None:
-        self._file_number = self._locks.enter()
-        for path in (*record_files(self.folder, others=True).values(), *self.folder.glob("attempts*.jsonl")):
-            refuse_link(path)  # before anything is cut
-        if self._locks.is_alone():
-            for left in self.folder.glob(".*.tmp"):  # a killed process was replacing a file
-                with writing(left):
-                    left.unlink()
-            if repair:
-                move_damaged(self.folder, self._schema)
-        elif repair:
-            note(f"{self.folder}: repair=true has no effect while another process has this run open")
-        self._file = open_to_extend(self.folder / self.file_name())
-        # Before the mutex is free, so that no process which enters later misses this file.
-        self._locks.raise_num_files(max(record_files(self.folder), default=0) + 1)
-        self._locks.free_mutex()
-        self.refresh()
+            try:
+                if store._file is not None:
+                    store.sync()
+                    store._file.close()
+                    store._locks.take_mutex()
+                    # A run that was refused after its folder was made leaves nothing behind.
+                    if not store.is_described() and is_empty(store.folder) and store._locks.is_alone():
+                        remove(store.folder, store._locks.made)
+            finally:
+                store._locks.close()
 
     def _opened(self) -> IO[bytes]:
         assert self._file is not None  # `open` has entered the folder
@@ -105,18 +112,6 @@ class RunStore:
     def file_name(self, stem: str = "records") -> str:
         """The name of a file that only this process writes to."""
         return records_file(self._file_number, stem)
-
-    def _leave(self) -> None:
-        try:
-            if self._file is not None:
-                self.sync()
-                self._file.close()
-                self._locks.take_mutex()
-                # A run that was refused after its folder was made leaves nothing behind.
-                if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
-                    remove(self.folder, self._locks.made)
-        finally:
-            self._locks.close()
 
     def lead(self, seconds: float = 0.0) -> bool:
         """Whether this process logs to the tracker. It takes the role if no other process has it.
@@ -278,3 +273,66 @@ class RunStore:
             if self._locks.is_alone():
                 for path in self.folder.glob(pattern):
                     path.unlink(missing_ok=True)
+
+
+_SHOWN = 3
+
+
+class Attempts:
+    """The attempts at a run's tasks. Each process has a file of them (`attempts*.jsonl`) until the run is complete.
+
+    A process that is killed, for example because memory runs out, takes all of its tasks in progress with it, and one of them
+    may be the cause. The graceful end of a task, at Ctrl-C or a time limit, is no such end.
+    """
+
+    def __init__(self, store: RunStore):
+        self._store = store
+        self._file: IO | None = None
+
+    def unfinished(self) -> Counter[SampleKey]:
+        """How often each task was begun and not given up. One that another process is doing now is among them.
+
+        Raises UserError for a damaged line.
+        """
+        counts: Counter[SampleKey] = Counter()
+        for path in self._store.folder.glob("attempts*.jsonl"):
+            for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
+                try:
+                    attempt = attempt_of(line)
+                except Damaged as error:
+                    raise UserError(f"{path}: line {line_number}: {error}; repair=true moves damaged lines away") from error
+                counts[attempt["problem"], attempt["chain"]] += 1 if attempt["begun"] else -1
+        return counts
+
+    def suspects(self, pending: Collection[SampleKey]) -> str | None:
+        """A line about the tasks among these that were begun twice or more and never finished; None without any."""
+        most = [(key, count) for key, count in self.unfinished().most_common() if count > 1 and key in pending]
+        if not most:
+            return None
+        named = ", ".join(f"problem {problem}, chain {chain} ({count} times)" for (problem, chain), count in most[:_SHOWN])
+        more = f" and {len(most) - _SHOWN} more" if len(most) > _SHOWN else ""
+        return (f"begun and never finished: {named}{more}; if one of them kills its process, hardware.num_slots=1 shows "
+                "which, and dataset.ids leaves it out")
+
+    def begin(self, key: SampleKey) -> None:
+        """Writes that a claimed task is begun."""
+        self._write(key, True)
+
+    def give_up(self, key: SampleKey) -> None:
+        """Writes that a begun task was given up gracefully."""
+        self._write(key, False)
+
+    def _write(self, key: SampleKey, begun: bool) -> None:
+        path = self._store.folder / self._store.file_name("attempts")
+        self._file = self._file or open_to_extend(path)
+        append_line(path, self._file, to_line(Attempt(problem=key[0], chain=key[1], begun=begun)))
+
+    def close(self, complete: bool) -> None:
+        """Removes the files if the run is complete, or if every attempt in them was given up gracefully.
+
+        The files stay while another process has the run open: it may have more to do than this one.
+        """
+        if self._file is not None:
+            self._file.close()
+        if complete or not any(self.unfinished().values()):
+            self._store.remove_if_alone("attempts*.jsonl")

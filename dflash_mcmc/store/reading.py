@@ -194,7 +194,13 @@ def move_damaged(folder: Path, schema: Schema) -> None:
             _tell_trackers(folder / TRACKED, file_number, moved[path])
     for path, lines in moved.items():
         if lines:
-            _move(path, lines, folder / DAMAGED)
+            to = folder / DAMAGED
+            every = whole_lines(read_regular(path) or b"")
+            with writing(to), open_to_extend(to) as file:
+                file.write(b"".join(every[index] + b"\n" for index in lines))
+                os.fsync(file.fileno())
+            taken = set(lines)
+            write_atomically(path, b"".join(line + b"\n" for index, line in enumerate(every) if index not in taken))
             print(f"{path}: {len(lines)} damaged line{'s' * (len(lines) > 1)} moved to {DAMAGED} "
                   f"(line {', '.join(str(index + 1) for index in lines[:10])}{', ...' * (len(lines) > 10)}); what they "
                   "recorded is done again", file=sys.stderr)
@@ -209,15 +215,6 @@ def _damaged(path: Path, check: Callable[[bytes], object]) -> list[int]:
         except Damaged:
             line_numbers.append(line_number)
     return line_numbers
-
-
-def _move(path: Path, line_numbers: list[int], to: Path) -> None:
-    lines = whole_lines(read_regular(path) or b"")
-    with writing(to), open_to_extend(to) as file:
-        file.write(b"".join(lines[index] + b"\n" for index in line_numbers))
-        os.fsync(file.fileno())
-    taken = set(line_numbers)
-    write_atomically(path, b"".join(line + b"\n" for index, line in enumerate(lines) if index not in taken))
 
 
 def _tell_trackers(path: Path, file_number: int, line_numbers: list[int]) -> None:

@@ -7,16 +7,46 @@ writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, final
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.store import finishes
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG, VERDICTS
 from dflash_mcmc.store.files import remove_empty
 from dflash_mcmc.store.schema import Count, Finite, OneOf, Range, Schema, Whole
+from dflash_mcmc.types import Trajectory
+
+STOP_ID, STOP_STRING, LENGTH = "stop_id", "stop_string", "length"
+REASONS = (STOP_ID, STOP_STRING, LENGTH, TOO_LONG, NOT_DRAWN)
+"""A stop id of the model; a string of `dataset.stop`; `dataset.max_new_tokens`; and two reasons why there is no answer."""
+
+
+def finish_of(drawn: Trajectory, stop_ids: Collection[int]) -> str:
+    """Why a drawn sequence ended. A stop id that completes a stop string counts as a stop id."""
+    if not drawn.ended:
+        return LENGTH
+    return STOP_ID if int(drawn.tokens[-1]) in stop_ids else STOP_STRING
+
+
+def finish_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The number of records with each reason: `finish_reason/stop_id`, ..."""
+    reasons = [record["finish_reason"] for record in records]
+    return {f"finish_reason/{reason}": reasons.count(reason) for reason in REASONS}
+
+
+def finish_remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str:
+    """How many answers of a run were cut off or ended at a stop string, in words; empty if none did.
+
+    Args:
+        summary: has the keys of `finish_counts`, if the run has samples.
+    """
+    cut, stopped = (summary.get(f"finish_reason/{reason}", 0) for reason in (LENGTH, STOP_STRING))
+    drawn = cut + stopped + summary.get(f"finish_reason/{STOP_ID}", 0)
+    cut_off = [f"{cut} of {drawn} answers were cut off at dataset.max_new_tokens={max_new_tokens}"] if cut else []
+    return "; ".join([*cut_off, *([f"{stopped} of {drawn} ended with a string of dataset.stop"] if stopped else [])])
+
 
 SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
@@ -63,8 +93,8 @@ class Record(TypedDict):
     """Tokens of the answer, with all tokens of a stop string."""
     ended: bool
     """Whether the answer ends with a stop id or a stop string."""
-    finish_reason: Annotated[str, OneOf(finishes.REASONS)]
-    """Why the sequence ended, one of `finishes.REASONS`."""
+    finish_reason: Annotated[str, OneOf(REASONS)]
+    """Why the sequence ended, one of REASONS."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
     log_q: float | None

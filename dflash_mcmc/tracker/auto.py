@@ -40,7 +40,6 @@ class AutoTracker(Tracker):
         return self._chosen()
 
     def start(self, info: RunInfo) -> TrackedRun:
-        """Opens the run with that tracker."""
         return self._chosen().start(info)
 
     def _chosen(self) -> Tracker:
@@ -64,17 +63,14 @@ def _has_wandb() -> bool:
         hosts = netrc.netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-    return any(url.rpartition("//")[2].split("/")[0] in hosts for url in _urls())
-
-
-def _urls() -> list[str]:
-    """The servers of W&B that this user may have logged in to: `wandb login --host` writes one into W&B's settings."""
+    # The servers of W&B that this user may have logged in to
     settings = configparser.ConfigParser()
     folder = os.environ.get("WANDB_CONFIG_DIR", str(Path.home() / ".config" / "wandb"))
     with contextlib.suppress(configparser.Error, UnicodeDecodeError):
         settings.read(Path(folder) / "settings")
     own = settings.get("default", "base_url", fallback="https://api.wandb.ai")
-    return ["https://api.wandb.ai", own, os.environ.get("WANDB_BASE_URL", own)]
+    return any(url.rpartition("//")[2].split("/")[0] in hosts
+               for url in ["https://api.wandb.ai", own, os.environ.get("WANDB_BASE_URL", own)])
 
 
 @cache

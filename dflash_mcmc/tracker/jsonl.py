@@ -29,11 +29,9 @@ class JsonlWriter(TrackedRun):
         self._path = path
 
     def log(self, metrics: dict, step: int) -> None:
-        """Writes a line for a sample."""
         self._write({"step": step, **metrics})
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """Writes a line for the summary."""
         self._write({"summary": metrics})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
@@ -43,7 +41,6 @@ class JsonlWriter(TrackedRun):
                          "figures": [str(path.relative_to(folder)) for path in figures]})
 
     def preempt(self) -> None:
-        """Writes a line that marks the run as preempted."""
         self._write({"preempted": True})
 
     def _write(self, entry: dict) -> None:

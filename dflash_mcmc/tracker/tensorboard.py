@@ -47,7 +47,6 @@ class TensorBoardRun(TrackedRun):
         writer.add_text("run", "\n".join([f"# {info.name or info.condition}", *(f"- {tag}" for tag in info.tags)]))
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs the scalars of a sample."""
         self._steps = step
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
@@ -72,7 +71,6 @@ class TensorBoardRun(TrackedRun):
             self._writer.add_image(f"figures/{path.stem}", imread(path), self._steps, dataformats="HWC")
 
     def finish(self, exit_code: int) -> None:
-        """Writes the remaining data and closes the file."""
         self._writer.close()
 
 

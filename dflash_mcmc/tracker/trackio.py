@@ -60,7 +60,6 @@ class TrackioRun(TrackedRun):
         self._run, self._info, self._steps = run, info, 0
 
     def log(self, metrics: dict, step: int) -> None:
-        """Logs the numbers of a sample."""
         self._steps = step
         self._run.log({name: value for name, value in metrics.items() if value is not None}, step=step)
 
@@ -82,7 +81,6 @@ class TrackioRun(TrackedRun):
             self._run.log(shown, step=self._steps)
 
     def finish(self, exit_code: int) -> None:
-        """Writes the remaining data."""
         import trackio
 
         with contextlib.redirect_stdout(io.StringIO()):

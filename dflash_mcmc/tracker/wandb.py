@@ -146,11 +146,9 @@ class WandbRun(TrackedRun):
         self._run.log_artifact(artifact)
 
     def preempt(self) -> None:
-        """Marks the run as preempted: it will be resumed."""
         self._outlive(lambda: self._run.mark_preempting())
 
     def finish(self, exit_code: int) -> None:
-        """Writes the remaining data and closes the run."""
         self._outlive(lambda: self._run.finish(exit_code=exit_code))
 
     def _outlive(self, call: Callable[[], None]) -> None:
@@ -182,19 +180,16 @@ class WandbRun(TrackedRun):
         while self._recent[0][0] < time.monotonic() - _UNWRITTEN_SECONDS:
             self._recent.popleft()
         try:
-            self._define(metrics)
+            # Each name is defined, because W&B uses any one of several matching patterns.
+            for name in metrics.keys() - self._defined:
+                of_one = name.startswith(("sample/", "unit/"))  # values of the last sample or unit do not describe the run
+                self._run.define_metric(name, step_metric="finished", summary="none" if of_one else None)
+            self._defined |= metrics.keys()
             self._run.log(self._recent[-1][2], step, commit=True)  # else a kill loses it
         except Exception:
             if not stopping.requested():
                 raise
             self._begin_again()
-
-    def _define(self, metrics: dict) -> None:
-        # Each name is defined, because W&B uses any one of several matching patterns.
-        for name in metrics.keys() - self._defined:
-            of_one = name.startswith(("sample/", "unit/"))  # values of the last sample or unit do not describe the run
-            self._run.define_metric(name, step_metric="finished", summary="none" if of_one else None)
-        self._defined |= metrics.keys()
 
 
 def artifact_name(*parts: str) -> str:

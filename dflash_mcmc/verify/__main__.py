@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.command import check_command, options_of, single_job
 from dflash_mcmc.config.identity import configuration_of, node_of
-from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.process import program, user_code
+from dflash_mcmc.potential.python import function_at
+from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
-    function = user_code.function_at("--law", given.law) if given.law else None  # a wrong one is told before the model is read
+    function = function_at("--law", given.law) if given.law else None  # a wrong one is told before the model is read
     numbers = _numbers_at_once(given.concurrency, config) if given.concurrency else []
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []

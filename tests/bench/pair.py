@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.dataset.inputs import prompting
+from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
@@ -35,7 +35,7 @@ Spent = tuple[float, float, list[list[int]], tuple[int, int]]
 def compare(config: Config) -> list[dict]:
     """The rows of a table, one for each case."""
     model, source = config.model.load("cpu"), config.model
-    template = prompting.resolve(config.dataset.prompt)
+    template = conversations.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     prompts = [model.encode(source.prompt(model.tokenizer, text), not source.chat) for text in texts]
     slots = config.hardware.num_slots or len(prompts)

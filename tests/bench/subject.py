@@ -14,7 +14,7 @@ import torch
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.dataset.inputs import prompting
+from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.model.hf import HFModel
@@ -46,7 +46,7 @@ def with_problems(name: str, config: Config, draft: DFlashDraft | None) -> Subje
 
     model, source = config.model.load("cpu"), cast(HFModel, config.model)
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(source.path, dtype=model.dtype).eval()
-    template = prompting.resolve(config.dataset.prompt)
+    template = conversations.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
     return Subject(name, causal_lm, model, tokens, config.dataset.max_new_tokens, draft)

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.dataset import hub as hub_dataset
-from dflash_mcmc.process import hub
+from dflash_mcmc.process import http
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
 
@@ -98,7 +98,7 @@ MISTAKES = [
 
 
 def test_mistakes_are_errors_of_one_line(made, monkeypatch):
-    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(http, "reachable", lambda: False)
     right = made("dataset.question_field=story", "dataset.answer_template={{ gold.text[0] }}").dataset
     assert len(right.problems()) == 2
     for fields, message in MISTAKES:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.chains import build
-from dflash_mcmc.drafts import check, speed
+from dflash_mcmc.drafts import check
 from dflash_mcmc.drafts.__main__ import configured, main
-from dflash_mcmc.drafts.speed import Pace, advice
+from dflash_mcmc.drafts.check import Pace, advice
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.speculative.speculator import Tracer
 
@@ -20,7 +20,7 @@ FEW = ("model=tiny", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens
 @pytest.mark.parametrize(("draft", "counts"), [("tiny", [1, 3, 7]), ("tiny_dspark", [7]), ("self", [1, 3, 4])])
 def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft, counts, tmp_path):
     config, _ = configured([*FEW, f"draft={draft}", f"paths.outputs={tmp_path}"], "speed")
-    paces = speed.measure(config)
+    paces = check.measure(config)
     assert [pace.num_drafted for pace in paces] == counts * 2
     assert [pace.temperature for pace in paces] == [0.0] * len(counts) + [1.0] * len(counts)
     model = config.model.load("cpu")
@@ -33,7 +33,7 @@ def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft
 
 def test_break_even_is_the_time_of_a_block_over_that_of_a_plain_step(monkeypatch, capsys, tmp_path):
     times = iter([([1, 1], 2.0), ([2, 4], 3.0), ([1, 1], 4.0), ([1, 2], 8.0)])
-    monkeypatch.setattr(speed, "_timed", lambda *given: next(times))
+    monkeypatch.setattr(check, "_timed", lambda *given: next(times))
     with pytest.raises(SystemExit, match="0"):
         main(["speed", *FEW, "draft=tiny_dspark", f"--out={tmp_path}"])
     assert json.loads((tmp_path / "speed.json").read_text()) == [
@@ -54,7 +54,7 @@ def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch
     monkeypatch.setattr(Tracer, "keep", lambda self, slots: events.append("kept") or keep(self, slots))
     monkeypatch.setattr(BatchedEngine, "reset_counters", lambda self: events.append("turn") or reset(self))
     drafter, prompts = config.draft.load(model), build.prompts(config, model, config.dataset.problems())
-    gained, seconds = speed._timed(config, model, prompts, 0.0, lambda: events.append("answer"), drafter)
+    gained, seconds = check._timed(config, model, prompts, 0.0, lambda: events.append("answer"), drafter)
     assert events.count("kept") >= len(gained) / len(prompts)
     assert events[events.index("turn"):] == 2 * ["turn", *["answer"] * len(prompts)]
     assert np.mean(gained) > 2

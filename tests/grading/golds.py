@@ -2,7 +2,7 @@
 
 import json
 
-from dflash_mcmc.grading.code.tests_of import CodeTask
+from dflash_mcmc.grading.code.programs import CodeTask
 
 
 def gold_of(task: CodeTask) -> str:

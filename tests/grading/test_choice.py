@@ -8,7 +8,7 @@ import pytest
 
 from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.choice.letters import final_letter
+from dflash_mcmc.grading.choice import final_letter
 
 TEXTS = {
     r"\boxed{C}": "C", r"\boxed{\text{(C)}}": "C", r"\boxed{C) Paris}": "C", r"\boxed{\textbf{(E)}\ 12}": "E",

@@ -13,8 +13,8 @@ import pytest
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
+from dflash_mcmc.grading.code.programs import CodeTask
 from dflash_mcmc.grading.code.sandbox import WALLS
-from dflash_mcmc.grading.code.tests_of import CodeTask
 from dflash_mcmc.grading.verdicts import VERDICTS
 from tests.grading.golds import gold_of
 

@@ -10,7 +10,7 @@ import pytest
 
 import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
-from dflash_mcmc.grading.choice.letters import final_letter
+from dflash_mcmc.grading.choice import final_letter
 from dflash_mcmc.grading.extraction import RULES, Extraction, after_thinking, continued, last_box
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade

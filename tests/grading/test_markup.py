@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from dflash_mcmc.grading.choice.letters import final_letter
-from dflash_mcmc.grading.code.programs import program_of
-from dflash_mcmc.grading.code.tests_of import task_of
+from dflash_mcmc.grading.choice import final_letter
+from dflash_mcmc.grading.code.programs import program_of, task_of
 from dflash_mcmc.grading.extraction import THINKING, Extraction, continued
 
 F = "`" * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.grading.choice.letters import final_letter
+from dflash_mcmc.grading.choice import final_letter
 from dflash_mcmc.grading.extraction import after_thinking, stated_answer
 
 

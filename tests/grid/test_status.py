@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grid import snapshot, status, submission
+from dflash_mcmc.grid import __main__, snapshot, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob, find
 from dflash_mcmc.store.schema import to_line
 
@@ -21,7 +21,7 @@ def grid(make_grid, make_config) -> Grid:
         config = make_config(f"seed={number}", "dataset.limit=4")
         (grid.folder / "code").unlink()
         snapshot.write_point(grid.point_file(number), config, grid.folder / "code")
-        (grid.folder / "code").symlink_to(Path(status.__file__).parents[2])
+        (grid.folder / "code").symlink_to(Path(__main__.__file__).parents[2])
         folder = Path(grid.points[number].folder)
         folder.mkdir(parents=True)
         keys = sorted(submission.asked(config))[: 3 + number]
@@ -59,7 +59,7 @@ def lines(shown: str) -> list[str]:
 def test_running_jobs_and_their_rate(grid, slurm_commands):
     slurm_commands.answer("squeue", "7_0|RUNNING\n7_1|RUNNING\n")
     slurm_commands.answer("sacct", "7_2|COMPLETED|0:0|n1\n7_3|COMPLETED|0:0|n2\n")
-    shown = status.table(grid)
+    shown = __main__.table(grid)
     # Each of two processes draws a sample in 30 s; one is left.
     assert rows(shown) == [["seed=0", "3", "1", "1", "2 running", "4.0", "0:00:15"],
                            ["seed=1", "4", "0", "1", "2 completed", "-", "-"]]
@@ -71,7 +71,7 @@ def test_failed_jobs_are_told_with_their_reason(grid, slurm_commands):
     grid.note(grid.jobs[0], "failed", "dataset.path: given nothing")
     slurm_commands.answer("sacct", "7_0|FAILED|2:0|n1\n7_1|OUT_OF_MEMORY|0:125|n2\n7_2|CANCELLED by 0|0:0|n1\n"
                                    "7_3|COMPLETED|0:0|n2\n")
-    shown = status.table(grid)
+    shown = __main__.table(grid)
     assert [row[4] for row in rows(shown)] == ["1 failed, 1 out_of_memory", "1 cancelled, 1 completed"]
     first, second, missing = lines(shown)
     assert first == "job 7_0 (seed=0, shard 1 of 2): failed 2:0 on n1: failed: dataset.path: given nothing"
@@ -85,18 +85,18 @@ def test_without_accounting_jobs_speak_for_themselves(grid, slurm_commands):
     grid.note(grid.jobs[1], "started")
     grid.note(grid.jobs[1], "failed", "the worker died 4 times")
     grid.note(grid.jobs[2], "complete")
-    assert [row[4] for row in rows(status.table(grid))] == ["1 unknown, 1 failed", "1 completed, 1 unknown"]
+    assert [row[4] for row in rows(__main__.table(grid))] == ["1 unknown, 1 failed", "1 completed, 1 unknown"]
 
 
 def test_without_slurm_the_run_folders_are_shown(grid, no_slurm):
-    shown = status.table(grid)
+    shown = __main__.table(grid)
     assert [row[1:4] for row in rows(shown)] == [["3", "1", "1"], ["4", "0", "1"]]
     assert "SLURM is not on this machine" in shown
 
 
 def test_a_job_that_slurm_has_forgotten_is_not_live(grid, slurm_commands):
     slurm_commands.refuse("squeue", "slurm_load_jobs error: Invalid job id specified\n")
-    assert not any(state.live for state in status.states(grid).values())
+    assert not any(state.live for state in __main__.states(grid).values())
 
 
 def test_folders_of_grids_are_no_runs(grid):
@@ -110,7 +110,7 @@ def test_the_log_of_a_failed_job_is_named(grid, slurm_commands):
     grid.log_file(grid.jobs[0]).parent.mkdir(exist_ok=True)
     grid.log_file(grid.jobs[0]).write_text("a traceback")
     slurm_commands.answer("sacct", "7_0|FAILED|2:0|n1\n7_1|FAILED|2:0|n1\n7_2|COMPLETED|0:0|n1\n7_3|COMPLETED|0:0|n2\n")
-    shown = status.table(grid)
+    shown = __main__.table(grid)
     first, second, *_ = lines(shown)
     assert first.endswith(f"; log: {grid.log_file(grid.jobs[0])}")
     assert "log:" not in second
@@ -118,20 +118,20 @@ def test_the_log_of_a_failed_job_is_named(grid, slurm_commands):
 
 
 def test_a_complete_grid_names_the_report(grid, no_slurm):
-    assert "now run" not in status.table(grid)
+    assert "now run" not in __main__.table(grid)
     grid.points = grid.points[1:]
     grid.jobs = []
     grid.point_file(1).rename(grid.point_file(0))
     experiment = Path(grid.points[0].folder).parent
-    assert lines(status.table(grid))[-1] == f"all samples are drawn; now run: python -m dflash_mcmc.report {experiment}"
+    assert lines(__main__.table(grid))[-1] == f"all samples are drawn; now run: python -m dflash_mcmc.report {experiment}"
 
 
 def test_a_point_whose_model_is_gone_is_counted_by_its_records(grid, no_slurm, tmp_path):
     path = grid.point_file(0)
     for old in [line for line in path.read_text().splitlines() if "assets/tiny" in line and "path:" in line]:
         path.write_text(path.read_text().replace(old, f"{old.partition(':')[0]}: {tmp_path}/gone"))
-    assert status.progress(grid, 0)[:3] == (3, 1, 1)
-    assert any("gone" in line and "all recorded samples are counted" in line for line in lines(status.table(grid)))
+    assert __main__.progress(grid, 0)[:3] == (3, 1, 1)
+    assert any("gone" in line and "all recorded samples are counted" in line for line in lines(__main__.table(grid)))
 
 
 def test_folders_that_name_a_grid(grid):

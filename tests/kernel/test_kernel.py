@@ -9,7 +9,7 @@ import pytest
 
 from dflash_mcmc import kernel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.kernel import decide, doubling, doubling_cost, mh_cost, particles, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import decide, doubling, doubling_cost, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import power_mh
@@ -227,21 +227,21 @@ LOG_WEIGHTS = np.log(np.array([1.0, 3.0, 0.0, 4.0]) + 1e-300)
 
 
 def test_weights_by_hand():
-    assert particles.log_mean(LOG_WEIGHTS) == pytest.approx(np.log(2.0))
-    assert particles.shares(LOG_WEIGHTS) == pytest.approx([0.125, 0.375, 0.0, 0.5])
-    assert particles.effective_size(LOG_WEIGHTS) == pytest.approx(64.0 / 26.0)
-    assert particles.effective_size(np.full(5, -7.0)) == pytest.approx(5.0)
+    assert kernel.log_mean(LOG_WEIGHTS) == pytest.approx(np.log(2.0))
+    assert kernel.shares(LOG_WEIGHTS) == pytest.approx([0.125, 0.375, 0.0, 0.5])
+    assert kernel.effective_size(LOG_WEIGHTS) == pytest.approx(64.0 / 26.0)
+    assert kernel.effective_size(np.full(5, -7.0)) == pytest.approx(5.0)
 
 
 def test_equal_weights_are_not_low():
-    assert not particles.is_low(np.full(5, np.log(0.1)), 1.0)
-    assert particles.systematic(np.zeros(4), Key(0)) == [0, 1, 2, 3]
-    assert particles.is_low(LOG_WEIGHTS, 0.7)
-    assert not particles.is_low(LOG_WEIGHTS, 0.6)
+    assert not kernel.is_low(np.full(5, np.log(0.1)), 1.0)
+    assert kernel.systematic(np.zeros(4), Key(0)) == [0, 1, 2, 3]
+    assert kernel.is_low(LOG_WEIGHTS, 0.7)
+    assert not kernel.is_low(LOG_WEIGHTS, 0.6)
 
 
 def systematic(key) -> tuple[int, ...]:
-    return tuple(particles.systematic(LOG_WEIGHTS, key))
+    return tuple(kernel.systematic(LOG_WEIGHTS, key))
 
 
 def test_systematic_parents_by_hand():
@@ -256,7 +256,7 @@ def test_systematic_parents_by_hand():
 
 
 def test_multinomial_parents_never_have_weight_zero():
-    parents = particles.multinomial(LOG_WEIGHTS, 400, Key(0))
+    parents = kernel.multinomial(LOG_WEIGHTS, 400, Key(0))
     shares = np.bincount(parents, minlength=4) / 400
     assert shares[2] == 0.0
     assert shares == pytest.approx([0.125, 0.375, 0.0, 0.5], abs=0.08)

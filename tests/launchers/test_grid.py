@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dflash_mcmc.grid import status
+from dflash_mcmc.grid import __main__
 from dflash_mcmc.grid.folder import Grid, find
 from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
@@ -155,14 +155,14 @@ def test_a_grid_in_shards_has_the_records_of_one_process_despite_edits_after_sub
     assert all(events == ["started", "complete"] for events in submitter.events().values())
 
 
-def _states(submitter: Submitter) -> dict[str, status.State]:
+def _states(submitter: Submitter) -> dict[str, __main__.State]:
     """The states that `status` reports, as soon as the accounting is up to date."""
-    def settled() -> dict[str, status.State] | None:
+    def settled() -> dict[str, __main__.State] | None:
         previous = os.environ.get("SLURM_CONF"), os.environ["PATH"]
         os.environ.update({"SLURM_CONF": submitter.cluster.environment["SLURM_CONF"],
                            "PATH": submitter.cluster.environment["PATH"]})
         try:
-            found = status.states(submitter.grid())
+            found = __main__.states(submitter.grid())
         finally:
             os.environ["PATH"] = previous[1]
             os.environ.pop("SLURM_CONF") if previous[0] is None else os.environ.update({"SLURM_CONF": previous[0]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_mcmc.probe.columns import ABSENT, Each, Observations, Table, meanings_of
+from dflash_mcmc.probe import ABSENT, Each, Observations, Table, meanings_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.sampled_verify import arms
+from dflash_mcmc.probe import sampled_verify
 from dflash_mcmc.report import figure
 from dflash_mcmc.rng import Key
 from tests.checkpoints import hybrid_pair
@@ -96,12 +96,12 @@ def test_a_target_with_recurrent_layers_gives_the_tokens_of_plain_sampling(tmp_p
 
 
 def test_repetition():
-    assert (arms.distinct([1, 2, 1, 2, 1], 2), arms.distinct([1], 2)) == (0.5, 1.0)
-    assert [arms.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
+    assert (sampled_verify.distinct([1, 2, 1, 2, 1], 2), sampled_verify.distinct([1], 2)) == (0.5, 1.0)
+    assert [sampled_verify.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
     loop, other = [7, 8, 9] * 40, list(range(100))
-    assert arms.ends_in_loop(other + loop)
-    assert not arms.ends_in_loop(loop + other)
-    assert not arms.ends_in_loop([7] * 99)
+    assert sampled_verify.ends_in_loop(other + loop)
+    assert not sampled_verify.ends_in_loop(loop + other)
+    assert not sampled_verify.ends_in_loop([7] * 99)
 
 
 @pytest.mark.parametrize(("answer", "right"), [
@@ -111,7 +111,7 @@ def test_repetition():
     ('<tool_call>{"name": "read_file", "arguments": {"path": "src</tool_call>', False),
     ('<tool_call>{"name": "read_file", "arguments": {"path": "src"}}', False), ("The file has a function.", False)])
 def test_tool_calls(answer, right):
-    assert arms.has_call(answer) is right
+    assert sampled_verify.has_call(answer) is right
 
 
 def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
@@ -123,11 +123,11 @@ def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         return np.array(tokenizer(text)["input_ids"])
 
-    found, has_tools = arms.agent_prompt(render, Key(0), 24_000)
+    found, has_tools = sampled_verify.agent_prompt(render, Key(0), 24_000)
     text = tokenizer.decode(found)
     assert 23_900 < len(found) <= 24_000
     assert has_tools
-    assert all(json.dumps(tool["function"]["name"]) in text for tool in arms.TOOLS)
+    assert all(json.dumps(tool["function"]["name"]) in text for tool in sampled_verify.TOOLS)
 
 
 @pytest.mark.parametrize(("given", "message"), [

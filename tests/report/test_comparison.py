@@ -20,8 +20,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import dflash_mcmc
-from dflash_mcmc.report.comparison import COLUMNS, compared
-from dflash_mcmc.report.logs import Log, read, read_all
+from dflash_mcmc.report.comparison import COLUMNS, Log, compared, read, read_all
 from tests.refusals import refused
 
 LOGS = Path(__file__).parent / "logs"

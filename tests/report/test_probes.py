@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.draft.dflash import DFlashDraft
-from dflash_mcmc.probe.columns import meanings_of
+from dflash_mcmc.probe import meanings_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.report import figure, published
+from dflash_mcmc.report import figure, reading
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import configuration
@@ -83,7 +83,7 @@ def test_published_rows_follow_the_rows_of_their_kind(report):
 def test_a_published_row_of_another_setting_is_not_shown(changed, table, row):
     made = {"probe.alpha": 4.0, "probe.num_samples": 100, **changed}
     row = {"run": "one", **row}
-    assert published.beside("speculative_mcmc", {"one": made}, table, [row]) == [row]
+    assert reading.beside("speculative_mcmc", {"one": made}, table, [row]) == [row]
 
 
 @pytest.mark.parametrize(("probe", "table", "row", "setting", "other"), [
@@ -98,24 +98,24 @@ def test_a_published_row_of_another_setting_is_not_shown(changed, table, row):
 ])
 def test_a_published_row_needs_the_setting_of_its_quantity(probe, table, row, setting, other):
     row = {"run": "one", **row}
-    shown = published.beside(probe, {"one": setting}, table, [row])
+    shown = reading.beside(probe, {"one": setting}, table, [row])
     assert shown[1]["run"].startswith("published")
-    assert published.beside(probe, {"one": {**setting, **other}}, table, [row]) == [row]
+    assert reading.beside(probe, {"one": {**setting, **other}}, table, [row]) == [row]
 
 
 def test_the_published_share_of_hard_tokens_is_that_of_better_ranks():
     """20.5 % is the share of tokens whose rank improves; log p improves for nearly all hard tokens."""
     setting = {"probe.answers": "gold", "probe.norm": "none", "probe.hard_below": 0.01}
     own = {"run": "one", "source": "layer", "layer": 33, "beta": 0.05}
-    _, row = published.beside("logit_blend", {"one": setting}, "hard", [own])
+    _, row = reading.beside("logit_blend", {"one": setting}, "hard", [own])
     assert (row["rank_wins"], row.get("wins")) == (0.205, None)
 
 
 def test_every_published_number_has_a_column_of_its_table():
-    for name, paper in published._content("probes").items():
+    for name, paper in reading._content("probes").items():
         columns = meanings_of(dict(components("probe"))[name].cls.columns())
         for table, of in paper["tables"].items():
-            for column in {key for row in of["rows"] for key in row} - {published.RUN}:
+            for column in {key for row in of["rows"] for key in row} - {reading.RUN_COLUMN}:
                 assert any(_fits(column, each) for each in columns[table]), (name, table, column)
 
 
@@ -127,7 +127,7 @@ def _fits(column: str, pattern: str) -> bool:
 def test_a_published_row_follows_the_run_with_its_setting():
     made = {f"alpha {alpha:g}": {"probe.alpha": alpha, "probe.num_samples": 100} for alpha in (2.0, 4.0, 8.0)}
     row = {"proposal": "draft", "temperature": 0.5, "weights": "reference"}
-    shown = published.beside("speculative_mcmc", made, "aggregate", [{"run": label, **row} for label in made])
+    shown = reading.beside("speculative_mcmc", made, "aggregate", [{"run": label, **row} for label in made])
     assert [one["run"] for one in shown] == ["alpha 2", "alpha 4", "published, section 3.1", "alpha 8"]
 
 
@@ -136,30 +136,30 @@ def test_published_numbers_are_those_of_the_documents():
     positions = [{"run": "one", "proposal": "draft", "temperature": 0.25, "weights": "reference", "from": first,
                   "to_below": below} for first, below in ((0, 10), (10, 30), (30, None))]
     made = {"probe.alpha": 4.0, "probe.num_samples": 100}
-    found = [row for row in published.beside("speculative_mcmc", {"one": made}, "positions", positions)
+    found = [row for row in reading.beside("speculative_mcmc", {"one": made}, "positions", positions)
              if row["run"] != "one"]
     assert sum(row["blocks"] for row in found) == 2416
     parts = [{"run": "one", "tokens": "p_target < 0.01", "component": name}
              for name in ("random baseline", "+ features", "target")]
-    shown = published.beside("deep_readout", {"one": READOUT}, "decomposition", parts)
+    shown = reading.beside("deep_readout", {"one": READOUT}, "decomposition", parts)
     ranks = [row["mean_rank"] for row in shown if row["run"] == "published, section 3.3"]
     assert [round(ranks[0] / rank, 1) for rank in ranks] == [1.0, 6.0, 42.4]
 
 
 def test_a_later_publication_follows_the_document_s_row():
     own = [{"run": "one", "block": "0"}]
-    shown = published.beside("deep_readout", {"one": READOUT}, "blocks", own)
+    shown = reading.beside("deep_readout", {"one": READOUT}, "blocks", own)
     assert [(row["run"], row.get("rank_mask")) for row in shown] == [
         ("one", None), ("published, section 3.4", 114), ("published later, 128 problems, section 3.4", 1990)]
     modes = [{"run": "one", "mode": mode} for mode in ("gold", "mask", "random")]
-    shown = published.beside("deep_readout", {"one": READOUT}, "overall", modes)
+    shown = reading.beside("deep_readout", {"one": READOUT}, "overall", modes)
     assert [row["mean_rank_draft"] for row in shown if row["run"].startswith("published later")] == [515, 697, 6489]
-    assert "retract" in published.source_of("deep_readout")
+    assert "retract" in reading.source_of("deep_readout")
 
 
 def test_the_sampled_verify_document_has_its_rows():
     own = [{"run": "one", "decoder": name} for name in ("plain", "speculative_match", "finite_window")]
-    short, agent = (published.beside("sampled_verify", {"one": {}}, table, own) for table in ("short", "agent"))
+    short, agent = (reading.beside("sampled_verify", {"one": {}}, table, own) for table in ("short", "agent"))
     assert sorted(row["tokens_per_second"] for row in short if row["run"] != "one") == [16, 60, 70]
     assert [(row["decoder"], row["tool_calls"], row["n"]) for row in agent if row["run"] != "one"] == [
         ("plain", 12, 12), ("speculative_match", 12, 12), ("finite_window", 0, 12)]

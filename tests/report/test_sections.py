@@ -449,7 +449,7 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
 
 
 def test_published_rows_equal_the_papers():
-    from dflash_mcmc.report.published import published, sources
+    from dflash_mcmc.report.reading import published, sources
 
     found = {of: {name: share.value for name, share in accuracy.items()} for of, accuracy in published().items()}
     assert found["Qwen2.5-Math-7B", "Karan & Du 2025"] == {"base": 0.496, "temp": 0.69, "ps": 0.748, "grpo": 0.785}

@@ -21,8 +21,7 @@ from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.parts import csv_of, framed
 from dflash_mcmc.report.table import of_probes
-from dflash_mcmc.store.attempts import Attempts
-from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import DAMAGED, RECORDS
 from dflash_mcmc.store.schema import CHECKSUM, from_line

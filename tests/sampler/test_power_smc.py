@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from dflash_mcmc import kernel
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.kernel import particles
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_smc import PowerSMC
@@ -147,8 +147,8 @@ def test_a_chain_that_stays_has_rejected():
 
 def test_ancestors_are_followed_through_every_resampling(monkeypatch):
     """The parents of each resampling, composed by hand."""
-    recorded, multinomial = list[list[int]](), particles.multinomial
-    monkeypatch.setattr(particles, "multinomial", lambda *given: recorded.append(multinomial(*given)) or recorded[-1])
+    recorded, multinomial = list[list[int]](), kernel.multinomial
+    monkeypatch.setattr(kernel, "multinomial", lambda *given: recorded.append(multinomial(*given)) or recorded[-1])
     for seed in range(8):
         recorded.clear()
         done = ENGINE.run(make(num_particles=4, temperature=1.0, ess_threshold=0.9).chain(PROMPT, 6, Key(seed)))

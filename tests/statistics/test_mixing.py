@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.mixing import (
+from dflash_mcmc.statistics.chains import (
     StepChain,
     Window,
     autocorrelation,

@@ -9,8 +9,7 @@ import subprocess
 
 import pytest
 
-from dflash_mcmc.store.attempts import Attempts
-from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.folder import Attempts, RunStore
 from tests import processes
 from tests.composing import composed
 from tests.conftest import ROOT

@@ -22,10 +22,9 @@ from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.runs import listed
 from dflash_mcmc.runs import table as runs_table
 from dflash_mcmc.store import locks
-from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import hash_of
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.reading import read_records, record_line
 from dflash_mcmc.store.records import DAMAGED, IDENTITY, NUM_FILES, sample_schema
 from dflash_mcmc.store.schema import CHECKSUM, Damaged, from_line, to_line, whole_lines

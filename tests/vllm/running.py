@@ -11,8 +11,7 @@ import numpy as np
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.vllm.core import VllmSettings, shared
-from dflash_mcmc.engine.vllm.session import VllmEngine
+from dflash_mcmc.engine.vllm.core import VllmEngine, VllmSettings, shared
 from dflash_mcmc.types import ChainResult
 
 TOLERANCE = 1e-4

@@ -390,11 +390,17 @@ class AdaptiveDrafter(DFlashDrafter):
         return self.hidden(anchors)
 
     def hidden(self, anchors: Anchors) -> torch.Tensor:
-        """See `DFlashDrafter.hidden`."""
         self._reserve(anchors.cache.num_rows, anchors.key_length)
         self._renew(anchors)
         with self._draft.changed(self._changes[anchors.rows]):
-            self._extend(anchors)
+            # Computes the keys and values of the latest tokens before each anchor, as many as a block has
+            back = torch.arange(self.num_drafted + 1, 0, -1, device=anchors.position.device)
+            positions = (anchors.position[:, None] - back).clamp(min=0)
+            features = torch.cat(anchors.cache.drafts.at(anchors.rows, positions), dim=-1)[0, :, 0]
+            ids = torch.arange(len(self._changes), device=positions.device)[anchors.rows][:, None]
+            new = self.network.keys_values(self.network.context(features), positions)
+            for held, computed in zip((self._keys, self._values), new, strict=True):
+                held.transpose(0, 1)[ids, :, :, positions] = computed.permute(1, 3, 0, 2, 4)
             return super().hidden(anchors)
 
     def observe(self, cache: KVCache, tokens: torch.Tensor, verified: Verified, law: Law) -> None:
@@ -465,16 +471,6 @@ class AdaptiveDrafter(DFlashDrafter):
                     keys, values = network.keys_values(network.context(features), positions)
                 self._keys[:, row, :, :position] = keys[:, 0, :, :position]
                 self._values[:, row, :, :position] = values[:, 0, :, :position]
-
-    def _extend(self, anchors: Anchors) -> None:
-        """Computes the keys and values of the latest tokens before each anchor, as many as a block has."""
-        back = torch.arange(self.num_drafted + 1, 0, -1, device=anchors.position.device)
-        positions = (anchors.position[:, None] - back).clamp(min=0)
-        features = torch.cat(anchors.cache.drafts.at(anchors.rows, positions), dim=-1)[0, :, 0]
-        ids = torch.arange(len(self._changes), device=positions.device)[anchors.rows][:, None]
-        new = self.network.keys_values(self.network.context(features), positions)
-        for held, computed in zip((self._keys, self._values), new, strict=True):
-            held.transpose(0, 1)[ids, :, :, positions] = computed.permute(1, 3, 0, 2, 4)
 
     def _features(self, cache: KVCache, row: int, length: int) -> torch.Tensor:
         """The features of a row's first tokens, (1, length, features)."""

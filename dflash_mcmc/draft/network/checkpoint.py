@@ -20,8 +20,7 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape, NetworkShape, Rotation, target_ids
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.model.files import PRECISIONS, DamagedError, precision_name, weight_map
-from dflash_mcmc.model.rotation import wrong_rotation
+from dflash_mcmc.model.files import PRECISIONS, DamagedError, precision_name, weight_map, wrong_rotation
 from dflash_mcmc.store.files import write_atomically
 
 FIELD = "draft.path"
@@ -129,6 +128,18 @@ class DraftConfig:
         dtype = self.get("dtype") or self.get("torch_dtype") or "float32"
         if dtype not in PRECISIONS:
             self.refuse(f"has dtype {dtype!r}", "float32, float16 or bfloat16")
+        if wrong := wrong_rotation({**self.top, **{name: value for name, value in self.own.items() if value is not None}}):
+            self.refuse(f"has {wrong[0]} {wrong[1]}", wrong[2])
+        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        rope = dict(parameters)
+        legacy = rope.pop("type", None)
+        rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
+        if rope["rope_type"] not in _ROPES:
+            self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
+        if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
+            self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
+        if not isinstance(rope["rope_theta"], (int, float)):  # refuses a rope_theta per kind of layer too
+            self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
         return dict(
             hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
             num_key_heads=self.integer("num_key_value_heads", num_heads, most=_MOST_HEADS),
@@ -136,7 +147,7 @@ class DraftConfig:
             intermediate_size=self.integer("intermediate_size"),
             target_layers=self._target_layers(num_layers), unnormed=bool(self.get("unnormed", False)),
             num_target_layers=None if num_target_layers is None else self.integer("num_target_layers"),
-            norm_eps=self.number("rms_norm_eps", 1e-6), rope=self._rope(),
+            norm_eps=self.number("rms_norm_eps", 1e-6), rope=rope,
             max_positions=self.integer("max_position_embeddings"), bias=bool(self.get("attention_bias", False)),
             dtype=getattr(torch, dtype),
         )
@@ -219,21 +230,6 @@ class DraftConfig:
         if not valid or not layers:
             self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
         return tuple(layers)
-
-    def _rope(self) -> dict:
-        if wrong := wrong_rotation({**self.top, **{name: value for name, value in self.own.items() if value is not None}}):
-            self.refuse(f"has {wrong[0]} {wrong[1]}", wrong[2])
-        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        rope = dict(parameters)
-        legacy = rope.pop("type", None)
-        rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
-        if rope["rope_type"] not in _ROPES:
-            self.refuse(f"has a rotation of rope_type {rope['rope_type']!r}", ", ".join(_ROPES))
-        if rope.get("partial_rotary_factor", self.get("partial_rotary_factor")) not in (None, 1):
-            self.refuse("has partial_rotary_factor, which rotates a part of each head", "1")
-        if not isinstance(rope["rope_theta"], (int, float)):  # refuses a rope_theta per kind of layer too
-            self.refuse("has a config.json without rope_theta", "the published layout, which has it for all layers at once")
-        return rope
 
     def _sliding(self, num_layers: int) -> tuple[int | None, ...]:
         kinds, use = self.get("layer_types"), self.get("use_sliding_window")
@@ -384,7 +380,21 @@ def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[Any, dict[str,
     ignored = (EMBEDDING, HEAD, *(_UNREAD if family.config.speculators else ()))
     places = {family.named(name): place for name, place in _places(folder).items()
               if family.named(name) in expected or name not in ignored}
-    _check_tensors(folder, family, places, expected)
+    # Checks that a checkpoint has exactly the tensors that its config requires
+    network, more, fewer = family.config.network, sorted(places.keys() - expected), sorted(expected.keys() - places)
+    if any(part in name for name in more for part in _DFLASH2):
+        refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", family.config.allowed)
+    if more:
+        refuse(folder, f"has tensors that {network} lacks: {_some(more)}", f"the {len(expected)} tensors of its config")
+    if fewer:
+        refuse(folder, f"lacks {_some(fewer)}", f"all {len(expected)} tensors of its config")
+    for name, shape in expected.items():
+        entry = _open(folder, places[name].file).get_slice(places[name].name)
+        if tuple(entry.get_shape()) != shape:
+            refuse(folder, f"has {name} of shape {tuple(entry.get_shape())}", f"{shape}, which its config.json gives")
+        allowed = _INTEGERS if name == "d2t" else _FLOATS
+        if entry.get_dtype() not in allowed:
+            refuse(folder, f"has {name} in {entry.get_dtype()}", ", ".join(allowed))
     return draft, places
 
 
@@ -494,25 +504,6 @@ class _Pickled(dict[str, torch.Tensor]):
         named = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
         return SimpleNamespace(get_shape=lambda: tensor.shape,
                                get_dtype=lambda: named.get(tensor.dtype, precision_name(tensor.dtype)))
-
-
-def _check_tensors(folder: Path, family: Family, places: dict[str, TensorPlace],
-                   expected: dict[str, tuple[int, ...]]) -> None:
-    """Checks that a checkpoint has exactly the tensors that its config requires. Raises UserError."""
-    network, more, fewer = family.config.network, sorted(places.keys() - expected), sorted(expected.keys() - places)
-    if any(part in name for name in more for part in _DFLASH2):
-        refuse(folder, "is a DFlash 2 checkpoint (it has a candidate selector or convolutions)", family.config.allowed)
-    if more:
-        refuse(folder, f"has tensors that {network} lacks: {_some(more)}", f"the {len(expected)} tensors of its config")
-    if fewer:
-        refuse(folder, f"lacks {_some(fewer)}", f"all {len(expected)} tensors of its config")
-    for name, shape in expected.items():
-        entry = _open(folder, places[name].file).get_slice(places[name].name)
-        if tuple(entry.get_shape()) != shape:
-            refuse(folder, f"has {name} of shape {tuple(entry.get_shape())}", f"{shape}, which its config.json gives")
-        allowed = _INTEGERS if name == "d2t" else _FLOATS
-        if entry.get_dtype() not in allowed:
-            refuse(folder, f"has {name} in {entry.get_dtype()}", ", ".join(allowed))
 
 
 def _some(names: Iterable[str]) -> str:

@@ -402,7 +402,6 @@ class SlotwiseNetwork(DFlash):
         return None
 
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """See `DFlash.along`."""
         state, slots = None, []
         for slot in range(base.shape[1]):
             logits, state = self.corrected(base[:, slot], hidden[:, slot], previous[:, slot], state)

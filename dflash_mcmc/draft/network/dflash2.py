@@ -46,7 +46,6 @@ class DFlash2Config(DraftConfig):
     }
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `DFlash2Shape`. Raises UserError."""
         if (self.folder / "mask_embedding.pt").exists():
             self.refuse("has a mask_embedding.pt, another mask than the target's embedding", "a checkpoint without it")
         stated = {value for name in ("is_causal", "causal") for value in (self.own.get(name), self.top.get(name))
@@ -58,7 +57,6 @@ class DFlash2Config(DraftConfig):
                 "selector_rank": self.integer("selector_rank"), "selector_top_k": self.integer("selector_top_k")}
 
     def check(self, shape: Any) -> None:
-        """Refuses numbers that do not fit one another. Raises UserError."""
         super().check(shape)
         if shape.hidden_size % shape.group_size:
             self.refuse(f"has conv_group_size {shape.group_size}", f"a divisor of hidden_size, which is {shape.hidden_size}")

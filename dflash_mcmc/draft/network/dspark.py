@@ -41,7 +41,6 @@ class DSparkShape(DFlashShape):
 
     @property
     def first_row(self) -> int:
-        """The first row of a block that predicts a drafted token."""
         return 0 if self.from_anchor else 1
 
 
@@ -65,7 +64,6 @@ class DSparkConfig(DraftConfig):
     }
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `DSparkShape`. Raises UserError."""
         rank, confidence = self.integer("markov_rank", 0, least=0), self.get("enable_confidence_head")
         if confidence is None:
             confidence = self.number("confidence_head_alpha", 0.0) > 0
@@ -80,7 +78,6 @@ class DSparkConfig(DraftConfig):
                 "from_anchor": self.get("sample_from_anchor", True)}
 
     def check(self, shape: Any) -> None:
-        """Refuses numbers that do not fit one another. Raises UserError."""
         super().check(shape)
         mode, grouped = self.get("attention_mode"), shape.num_key_heads < shape.num_heads
         if mode not in (None, "gqa" if grouped else "mha"):

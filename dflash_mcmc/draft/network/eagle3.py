@@ -47,7 +47,6 @@ class Eagle3Shape(NetworkShape):
     """Steps of a block in training. A drafter may take another number."""
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
-        """See `NetworkShape.layers_of`."""
         if not self.target_layers and num_layers < 7:
             raise UserError(f"{FIELD}: the draft reads layers 1, L / 2 - 1 and L - 4 of the target, which has {num_layers} "
                             "layers; allowed: 7 or more, or a config.json with eagle_aux_hidden_state_layer_ids")
@@ -78,7 +77,6 @@ class Eagle3Config(DraftConfig):
     """Fields that layouts other than speculators' may not have: they mean other things there, or nothing."""
 
     def fields(self) -> dict[str, Any]:
-        """The fields of an `Eagle3Shape`. Raises UserError."""
         if self.is_speculators:
             names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
             if type(self.top.get(names[0])) is not bool:

@@ -105,7 +105,6 @@ class LearningDraft(TabularDraft):
         self._learned[:] = 0.0
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        """See TabularDraft."""
         return super().logits(prefix, drafted) + self._learned[len(drafted)]
 
     def learn(self, prefix: tuple[int, ...], drafted: tuple[int, ...], log_p: list[np.ndarray]) -> None:

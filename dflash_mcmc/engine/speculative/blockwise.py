@@ -11,7 +11,7 @@ that starts inside a block keeps the tokens in the first slots. The answers equa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -23,9 +23,7 @@ from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwa
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import joined
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.speculative.speculator import Speculator
+from dflash_mcmc.engine.speculative.speculator import Speculator
 
 
 class GridBlocks(NamedTuple):
@@ -115,7 +113,11 @@ class BlockSteps:
         """
         fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
         batch = len(fed)
-        target = self._target(states, hidden, started)
+        said = None if hidden is None else DraftStates(
+            torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+            (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
+        tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
+        target = laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
@@ -131,13 +133,6 @@ class BlockSteps:
         bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
         commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
-
-    def _target(self, states: torch.Tensor, hidden: torch.Tensor | None, started: torch.Tensor) -> laws.Weights:
-        said = None if hidden is None else DraftStates(
-            torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
-            (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
-        tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
-        return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
 
 
 _Parts: TypeAlias = Mapping[Stepper, tuple[Group, ...]]

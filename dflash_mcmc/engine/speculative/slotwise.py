@@ -97,7 +97,6 @@ class EagleDrafter(DFlashDrafter):
 
     def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Writes the entries of these tokens."""
         fused = self.network.fused([each.to(self.dtype) for each in features])
         states = torch.cat([self._before(cache, rows, positions[:, 0]), fused[:, :-1]], dim=1)
         keys, values = self.network.keys_values(self._embedded(tokens), states, positions)

@@ -100,7 +100,12 @@ class Speculator:
         """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
-        uniforms = self._uniforms(state, batch, positions)
+        rows = state.ids[:batch, None]
+        noise, whole = state.noise[rows, positions[:, :1]][:, 0], self.speculation.num_drafted
+        # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
+        # shows them. A constant makes the trace independent of the earlier draw.
+        tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
+        uniforms = Uniforms(tokens, noise[:, :whole], noise[:, whole:])
         drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
@@ -114,7 +119,8 @@ class Speculator:
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
-        weights = self._target(logits, target, groups, history)
+        own = processed(logits, groups, self.reach, history)
+        weights = target if own is target.logits else laws.weigh(own)
         block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
@@ -144,14 +150,6 @@ class Speculator:
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return self.runner.logits(states[0], states[1:], ())["blended"]
 
-    def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
-        rows = state.ids[:batch, None]
-        noise, whole = state.noise[rows, positions[:, :1]][:, 0], self.speculation.num_drafted
-        # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
-        # shows them. A constant makes the trace independent of the earlier draw.
-        tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
-        return Uniforms(tokens, noise[:, :whole], noise[:, whole:])
-
     def _draft(self, cache: KVCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
         """(drafted tokens, weights from which they were drawn, number of offered tokens).
@@ -179,11 +177,6 @@ class Speculator:
         drafted = self.drafter.propose(anchors, draw)
         return drafted, joined(weights, batch) if weights else None, _offered(goes_on, drafted)
 
-    def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
-                history: laws.History) -> laws.Weights:
-        own = processed(logits, groups, self.reach, history)
-        return target if own is target.logits else laws.weigh(own)
-
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
         dtype = count_dtype(drafted.shape[1])
@@ -192,9 +185,6 @@ class Speculator:
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
         if self.speculation.fault.late_history:
             marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
-        return self._read(state, batch, marks)
-
-    def _read(self, state: Rows, batch: int, marks: torch.Tensor) -> laws.History:
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
@@ -223,27 +213,24 @@ class Tracer:
     def keep(self, slots: Sequence[Slot]) -> None:
         """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
         for walk in self._walks:
-            self._keep(slots, walk)
+            log_p = rules.target_log_p(walk.block)
+            log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
+            columns = [x.cpu().tolist() for x in (
+                walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
+                log_p)]
+            offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
+            accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
+            for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
+                    zip(slots, *columns, strict=False)):
+                if gained:
+                    slot.walk.append({
+                        "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
+                        "log_p": [_number(value) for value in p],
+                        "log_q": None if draft is None else [_number(value) for value in draft[row]],
+                        "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
+                        "tokens": tokens[: accepted + 1], "gained": gained,
+                        **({} if offered is None else {"offered": offered[row]})})
         self._walks.clear()  # the next step may verify no block
-
-    def _keep(self, slots: Sequence[Slot], walk: BlockTrace) -> None:
-        log_p = rules.target_log_p(walk.block)
-        log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
-        columns = [x.cpu().tolist() for x in (
-            walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
-            log_p)]
-        offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
-        accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
-        for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
-                zip(slots, *columns, strict=False)):
-            if gained:
-                slot.walk.append({
-                    "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
-                    "log_p": [_number(value) for value in p],
-                    "log_q": None if draft is None else [_number(value) for value in draft[row]],
-                    "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
-                    "tokens": tokens[: accepted + 1], "gained": gained,
-                    **({} if offered is None else {"offered": offered[row]})})
 
 
 def _number(log_p: float) -> float | None:

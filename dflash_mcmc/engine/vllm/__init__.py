@@ -102,8 +102,7 @@ class Vllm(Engine):
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting
-        from dflash_mcmc.engine.vllm.core import shared
-        from dflash_mcmc.engine.vllm.session import VllmEngine
+        from dflash_mcmc.engine.vllm.core import VllmEngine, shared
 
         needed = prompt_length + config.dataset.max_new_tokens
         if self.max_model_len is not None and self.max_model_len < needed:

@@ -216,7 +216,16 @@ class RequestRows:
         Args:
             logits: float32 (rows, vocabulary).
         """
-        layout = self._layout_of(logits)
+        # The layout of the batch, which is computed again only if the batch has changed
+        if self._layout is None or self._layout[0] != len(logits):
+            rows = [row for row in sorted(self._requests) if row < len(logits)]
+            requests = [self._requests[row] for row in rows]
+            ends = np.array([(*request.ticket.stop_ids, 0)[0] for request in requests], np.int64)
+            self._layout = len(logits), _Layout(
+                requests, len(rows) == len(logits), torch.tensor(rows, dtype=torch.int64, device=logits.device),
+                np.array([request.row for request in requests], np.int64),
+                groups_of([request.ticket for request in requests]), ends)
+        layout = self._layout[1]
         if not layout.requests:
             return logits
         chosen = logits if layout.whole else logits[layout.places]  # a copy only where other rows must stay
@@ -227,18 +236,6 @@ class RequestRows:
         if not layout.whole:
             logits[layout.places] = chosen
         return logits
-
-    def _layout_of(self, logits: torch.Tensor) -> _Layout:
-        """The layout of the batch, which is computed again only if the batch has changed."""
-        if self._layout is None or self._layout[0] != len(logits):
-            rows = [row for row in sorted(self._requests) if row < len(logits)]
-            requests = [self._requests[row] for row in rows]
-            ends = np.array([(*request.ticket.stop_ids, 0)[0] for request in requests], np.int64)
-            self._layout = len(logits), _Layout(
-                requests, len(rows) == len(logits), torch.tensor(rows, dtype=torch.int64, device=logits.device),
-                np.array([request.row for request in requests], np.int64),
-                groups_of([request.ticket for request in requests]), ends)
-        return self._layout[1]
 
     def _note(self, layout: _Layout, logits: torch.Tensor) -> np.ndarray:
         """Writes the tokens of requests to the ledger. Returns the tokens that vLLM is told, int64 (rows,)."""

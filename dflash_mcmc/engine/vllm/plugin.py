@@ -5,10 +5,11 @@ vLLM.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
@@ -20,11 +21,6 @@ from dflash_mcmc.engine.vllm.drawing import RequestRows
 from dflash_mcmc.engine.vllm.ledger import BLENDED, CONFIG, LEDGER, Drawn, StopTable
 from dflash_mcmc.registry import components
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-    from dflash_mcmc.blend import Blend
-
 
 class _WithBlend:
     """Adds the outputs of the tapped layers to a model's forward, and mixes them.
@@ -35,7 +31,10 @@ class _WithBlend:
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]  # that of vLLM's class
         model: Any = self.model  # type: ignore[attr-defined]
-        self._blend = _blend_of(vllm_config.additional_config[CONFIG]["blend"])
+        # The blend with these fields and this `name`
+        values = vllm_config.additional_config[CONFIG]["blend"]
+        cls = components("blend")[values["name"]].cls
+        self._blend = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
         self._tapped = self._blend.tapped_layers(model.config.num_hidden_layers)
         model._set_aux_hidden_state_layers(tuple(layer + 1 for layer in self._tapped))
 
@@ -65,12 +64,6 @@ def register() -> None:
     for blended, base in ((BlendedQwen3, Qwen3ForCausalLM), (BlendedQwen2, Qwen2ForCausalLM),
                           (BlendedLlama, LlamaForCausalLM)):
         ModelRegistry.register_model(BLENDED[base.__name__], f"{__name__}:{blended.__name__}")
-
-
-def _blend_of(values: Mapping[str, Any]) -> Blend:
-    """The blend with these fields and this `name`."""
-    cls = components("blend")[values["name"]].cls
-    return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
 register()  # a worker imports this module before it makes the model

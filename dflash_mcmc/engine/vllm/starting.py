@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.engine.vllm.core import VllmSettings
@@ -14,10 +15,7 @@ from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
 from dflash_mcmc.registry import name_of
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.cache import CacheShape
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings
 
 
 class VllmFields(Protocol):

@@ -16,10 +16,10 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.grading.code.pool import ProgramPool
-    from dflash_mcmc.settings import Settings
 
 
 @register("grader", "code")
@@ -43,19 +43,16 @@ class CodeGrader(Grader):
                                le=256)
 
     def check(self, config: Settings) -> None:
-        """Checks that running the model's programs is allowed. Raises ConfigError."""
         if not self.allow_execution:
             raise ConfigError("grader.allow_execution", False, "true, which runs the programs that the model writes on this "
                               "machine, in a sandbox; without it grader=code cannot grade")
 
     def check_gold(self, gold: str) -> None:
-        """Raises UserError for a gold answer without tests."""
-        from dflash_mcmc.grading.code.tests_of import task_of
+        from dflash_mcmc.grading.code.programs import task_of
 
         task_of(gold)
 
     def start(self) -> ProgramPool:
-        """The running pool. Raises UserError if programs cannot be run as configured."""
         from dflash_mcmc.grading.code.pool import ProgramPool
 
         return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required",

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any
 
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.grading.code.programs import program_of, with_tests
+from dflash_mcmc.grading.code.programs import program_of, task_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
-from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking, examples_in
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Example, Grade
@@ -85,7 +84,11 @@ class ProgramPool:
         Raises UserError if the sandbox has stopped working.
         """
         for future in [future for future in self._futures if wait or future.done()]:
-            self._settle(future)
+            tag = self._futures.pop(future)
+            try:
+                self._decided.append((tag, future.result()))
+            except CannotRun as error:
+                raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
             yield self._decided.pop()
         while self._decided:
             yield self._decided.pop()
@@ -112,13 +115,6 @@ class ProgramPool:
         return Grade(_OUTCOMES.get(ended.word, WRONG), program, ended.word, ended.detail, walls=self.walls,
                      grade_seconds=seconds, passed=share_passed(run, program, examples),
                      behaviour=behaviour(run, program, examples))
-
-    def _settle(self, future: Future) -> None:
-        tag = self._futures.pop(future)
-        try:
-            self._decided.append((tag, future.result()))
-        except CannotRun as error:
-            raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
 
 
 def _run(sandbox: Sandbox, program: str, tests: str = "", *, entry_point: str, limits: Limits, stop: int) -> Ended:

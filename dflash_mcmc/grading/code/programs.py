@@ -1,4 +1,4 @@
-"""Code problems: the tests in a gold answer (`tests_of.task_of` reads them), and the program in a model's text.
+"""Code problems: the tests in a gold answer, and the program in a model's text.
 
 For `grader=code`, `Problem.answer` is a JSON object of one of these kinds. The keys decide the kind. Other keys are ignored.
 A dataset can therefore pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`). Values that the
@@ -24,12 +24,97 @@ file is to run it. It passes them on in the second form.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import textwrap
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from dflash_mcmc.grading.code.tests_of import CodeTask
-from dflash_mcmc.grading.extraction import after_thinking
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.extraction import after_thinking, function_of
+
+_FIELDS = ("prompt", "test", "entry_point")
+_MAX_EXAMPLE = 1 << 20
+"""The largest number of bytes in an input or an output: the sandbox limits the size of files to this."""
+_ALLOWED = ("JSON with the texts prompt, test, entry_point as dataset=humaneval has, with test_list as MBPP has, or with "
+            "inputs and outputs or public_test_cases as LiveCodeBench has")
+
+
+class Examples(NamedTuple):
+    """Inputs and expected outputs. With a function name, each line of an input is a JSON value, an argument of the
+    function."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    fn_name: str | None
+
+
+class CodeTask(NamedTuple):
+    """A code problem with its tests. An empty prompt means that the text has the whole program.
+
+    `test` is the script of the tests. `entry_point` is the function that is tested, empty where a program uses stdin. With
+    `examples`, the program is run on them, and `test` is not used.
+    """
+
+    prompt: str
+    test: str
+    entry_point: str
+    examples: Examples | None = None
+
+
+def task_of(gold: str) -> CodeTask:
+    """Parses a gold answer. Raises UserError if it has no tests of a known kind."""
+    try:
+        fields = json.loads(gold)
+        if "test_list" in fields:
+            tests = [_text(test) for test in fields["test_list"]]
+            setup = "\n".join([*map(_text, fields.get("test_imports") or ()),
+                               _text(fields.get("test_setup_code") or "")]).strip()
+            entry_point = _identifier(function_of(tests[0]))
+            script = "\n".join([setup, *tests])
+            compile(script, "tests", "exec", flags=ast.PyCF_ONLY_AST)
+            return CodeTask("", script, entry_point)
+        if "inputs" in fields:
+            return _with_examples(fields["inputs"], fields["outputs"], fields.get("fn_name"))
+        if "public_test_cases" in fields:
+            cases, metadata = (_parsed(fields.get(name)) for name in ("public_test_cases", "metadata"))
+            inputs, outputs = ([case[name] for case in cases] for name in ("input", "output"))
+            return _with_examples(inputs, outputs, (metadata or {}).get("func_name"))
+        prompt, test, entry_point = (_text(fields[name]) for name in _FIELDS)
+        return CodeTask(prompt, f"{test}\ncheck({_identifier(entry_point)})", entry_point)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError) as error:
+        raise UserError(f"grader=code: given the gold answer {gold[:60]!r}; allowed: {_ALLOWED}") from error
+
+
+def _with_examples(inputs: Any, outputs: Any, fn_name: Any) -> CodeTask:
+    examples = Examples(tuple(map(_text, inputs)), tuple(map(_text, outputs)), fn_name and _identifier(_text(fn_name)))
+    if not inputs or len(inputs) != len(outputs) or isinstance(inputs, str) or isinstance(outputs, str):
+        raise ValueError("an input without an output")
+    if max(len(text.encode("utf-8", "surrogatepass")) for text in (*examples.inputs, *examples.outputs)) >= _MAX_EXAMPLE:
+        raise ValueError("an example of more than 1 MiB")
+    if examples.fn_name:
+        for text in (*examples.outputs, *(line for given in examples.inputs for line in given.split("\n") if line.strip())):
+            json.loads(text)
+    return CodeTask("", "", examples.fn_name or "", examples)
+
+
+def _parsed(value: Any) -> Any:
+    """A value that official files store as JSON text, parsed. Other values are unchanged. Nothing is unpickled."""
+    return json.loads(value) if isinstance(value, str) and value else value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("not a name")
+    return name
+
 
 _OPENED = re.compile(r"\s*(?:`{3,}[^`\n]*|~{3,}[^\n]*)\n")
 _CLOSED = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*$", re.MULTILINE)
@@ -73,14 +158,22 @@ def program_of(text: str, task: CodeTask) -> str | None:
         return None
     answer = answer.removeprefix("\ufeff").replace("\r\n", "\n")
     if not task.prompt:
-        return _whole_program(answer, task)
+        blocks = _blocks(answer)
+        if not blocks:
+            return _code(answer.strip().removeprefix(_BEGIN).partition(_DONE)[0])
+        defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(task.entry_point)}\b", re.MULTILINE)
+        return ([block for block in blocks if task.entry_point and defines.search(block)] or blocks)[-1]
     defines = _definition(task.entry_point)
     whole = [block for block in _blocks(answer) if defines.search(block)]
     if not whole and not _fenced(answer) and defines.search(answer) and not _INDENTED.match(answer):
         whole = [_code(answer)]
     if whole:
         return "".join(_FUTURE.findall(whole[-1])) + _preamble(task, defines) + _FUTURE.sub("", whole[-1])
-    return task.prompt + _completion(_OPENED.sub("", answer, count=1) if _OPENED.match(answer) else answer)
+    rest = _OPENED.sub("", answer, count=1) if _OPENED.match(answer) else answer
+    ends = [end for stop in _STOPS if (end := rest.find(stop)) > 0]
+    body = rest[:min(ends)] if ends else rest
+    missing = len(_INDENT) - (len(body) - len(body.lstrip(" ")))
+    return task.prompt + (body if body[:1] in ("\n", "\r", "\t", "#") or missing <= 0 else " " * missing + body)
 
 
 def with_tests(program: str, task: CodeTask) -> tuple[str, str]:
@@ -179,26 +272,7 @@ def _code(text: str) -> str:
     return lines[0] + "\n" if len(lines) > 1 and _PROSE.match(lines[1]) and '"""' not in lines[1] else text
 
 
-def _whole_program(answer: str, task: CodeTask) -> str:
-    blocks = _blocks(answer)
-    if not blocks:
-        return _code(answer.strip().removeprefix(_BEGIN).partition(_DONE)[0])
-    defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(task.entry_point)}\b", re.MULTILINE)
-    return ([block for block in blocks if task.entry_point and defines.search(block)] or blocks)[-1]
-
-
 def _preamble(task: CodeTask, defines: re.Pattern) -> str:
     """The part of the prompt before the entry point: imports and helper functions."""
     definition = defines.search(task.prompt)
     return task.prompt[:definition.start()] if definition else ""
-
-
-def _completion(text: str) -> str:
-    """The text up to the first stop sequence that is not at the very start, with the first line indented as a function body.
-
-    The first line may have lost spaces when the text was decoded or stripped.
-    """
-    ends = [end for stop in _STOPS if (end := text.find(stop)) > 0]
-    body = text[:min(ends)] if ends else text
-    missing = len(_INDENT) - (len(body) - len(body.lstrip(" ")))
-    return body if body[:1] in ("\n", "\r", "\t", "#") or missing <= 0 else " " * missing + body

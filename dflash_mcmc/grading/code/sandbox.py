@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 WALLS = ("user", "limits", "network", "processes", "files")
 """What each wall guarantees:
@@ -29,6 +29,7 @@ WALLS = ("user", "limits", "network", "processes", "files")
 """
 _ATTEMPTS = (WALLS, ("user", "limits", "network", "processes"), ("user", "limits"))
 _INSIDE = Path(__file__).parent / "inside"
+"""Scripts that run in separate processes of the sandbox. They import nothing from this project, and nothing imports them."""
 _MAX_REPORT = 256
 """The largest number of bytes that are read from a report."""
 _MEBIBYTE = 1 << 20
@@ -84,7 +85,16 @@ class Sandbox(NamedTuple):
             with open(os.memfd_create("program"), "w+b") as stdin:
                 pickle.dump((nonce, program, tests), stdin, 4)
                 stdin.seek(0)
-                process = self._start(stdin, writing, launcher, entry_point, limits)
+                seconds = int(limits.seconds) + 2
+                settings = {
+                    "walls": self.attempted, "python": self.python, "base": self.base, "verdict": writing, "name": launcher,
+                    "runner": (_INSIDE / "runner.py").read_text(), "arguments": [str(writing), entry_point],
+                    "scratch_bytes": 16 * _MEBIBYTE, "parent": os.getpid(), "programs": limits.programs,
+                    "limits": {"AS": int(limits.memory_gib * 1024) * _MEBIBYTE, "CPU": seconds, "FSIZE": _MEBIBYTE,
+                               "NOFILE": 64, "NPROC": _MAX_PROCESSES, "CORE": 0}}
+                command = [sys.executable, "-I", "-S", "-B", str(_INSIDE / "launch.py"), json.dumps(settings)]
+                process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
+                                           cwd="/", start_new_session=True, pass_fds=[writing])
         except BaseException:
             os.close(reading)
             raise
@@ -92,31 +102,32 @@ class Sandbox(NamedTuple):
             os.close(writing)
         with open(reading, "rb", buffering=0) as verdict:
             timed_out = _finish(process, limits.seconds, "network" in self.attempted, stop)
-            report = _read_report(verdict)
+            # Without waiting for more: a process that escaped could hold the pipe open.
+            os.set_blocking(verdict.fileno(), False)
+            report = (verdict.read(_MAX_REPORT) or b"").decode("utf-8", "replace")
         if report.startswith(launcher):
             raise CannotRun(report.removeprefix(launcher).strip())
-        return _ended(process.returncode, report, nonce, timed_out)
-
-    def _start(self, stdin: IO, verdict: int, launcher: str, entry_point: str, limits: Limits) -> subprocess.Popen:
-        seconds = int(limits.seconds) + 2
-        settings = {
-            "walls": self.attempted, "python": self.python, "base": self.base, "verdict": verdict, "name": launcher,
-            "runner": (_INSIDE / "runner.py").read_text(), "arguments": [str(verdict), entry_point],
-            "scratch_bytes": 16 * _MEBIBYTE, "parent": os.getpid(),
-            "limits": {"AS": int(limits.memory_gib * 1024) * _MEBIBYTE, "CPU": seconds, "FSIZE": _MEBIBYTE, "NOFILE": 64,
-                       "NPROC": _MAX_PROCESSES, "CORE": 0},
-            "programs": limits.programs,
-        }
-        command = [sys.executable, "-I", "-S", "-B", str(_INSIDE / "launch.py"), json.dumps(settings)]
-        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
-                                cwd="/", start_new_session=True, pass_fds=[verdict])
+        code = process.returncode
+        if timed_out or code == 128 + signal.SIGXCPU:
+            return Ended(False, "timeout")
+        if code == 0 and secrets.compare_digest(report.encode(), nonce.encode()):
+            return Ended(True, "tests")
+        if code < 0:  # the launcher itself, which a program in a namespace cannot reach
+            return Ended(False, "lost", signal.Signals(-code).name)
+        if code - 128 in set(signal.Signals):
+            return Ended(False, "killed", signal.Signals(code - 128).name)
+        word, _, detail = report.removeprefix("!").partition("!")[0].partition(" ")
+        if report.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
+            return Ended(False, word, detail)
+        return Ended(False, "exited", f"code {code}")
 
 
 def find_sandbox() -> tuple[Sandbox, tuple[str, ...]]:
     """The strongest sandbox that this machine supports, and its working walls. Raises CannotRun if no sandbox works."""
     reasons = []
     for attempted in _ATTEMPTS:
-        for python, base in _interpreters():
+        own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+        for python, base in [(own, os.path.realpath(sys.base_prefix)), ("/usr/bin/python3", "/usr")]:
             sandbox = Sandbox(python, base, attempted)
             try:
                 if sandbox.run("", "", Limits(_START_SECONDS, 1)).passed:
@@ -148,12 +159,6 @@ def working_walls(sandbox: Sandbox) -> tuple[str, ...]:
         return tuple(wall for wall in WALLS if sandbox.run(tests[wall], "", limits).passed)
 
 
-def _interpreters() -> list[tuple[str, str]]:
-    """(interpreter, its folder) to try: the base interpreter of this code's virtual environment, then the system's."""
-    own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    return [(own, os.path.realpath(sys.base_prefix)), ("/usr/bin/python3", "/usr")]
-
-
 def _finish(process: subprocess.Popen, seconds: float, own_namespaces: bool, stop: int | None) -> bool:
     """Waits for the program's end and returns whether it timed out or was stopped. Ends all its processes.
 
@@ -177,24 +182,3 @@ def _finish(process: subprocess.Popen, seconds: float, own_namespaces: bool, sto
             while time.monotonic() < limit:
                 os.killpg(process.pid, 0)
                 time.sleep(0.001)
-
-
-def _read_report(verdict: IO) -> str:
-    """Reads the report without waiting for more: a process that escaped could hold the pipe open."""
-    os.set_blocking(verdict.fileno(), False)
-    return (verdict.read(_MAX_REPORT) or b"").decode("utf-8", "replace")
-
-
-def _ended(code: int, report: str, nonce: str, timed_out: bool) -> Ended:
-    if timed_out or code == 128 + signal.SIGXCPU:
-        return Ended(False, "timeout")
-    if code == 0 and secrets.compare_digest(report.encode(), nonce.encode()):
-        return Ended(True, "tests")
-    if code < 0:  # the launcher itself, which a program in a namespace cannot reach
-        return Ended(False, "lost", signal.Signals(-code).name)
-    if code - 128 in set(signal.Signals):
-        return Ended(False, "killed", signal.Signals(code - 128).name)
-    word, _, detail = report.removeprefix("!").partition("!")[0].partition(" ")
-    if report.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
-        return Ended(False, word, detail)
-    return Ended(False, "exited", f"code {code}")

@@ -34,7 +34,6 @@ class MathGrader(AnswerGrader):
     num_workers: int = runtime(1, "number of grading processes", ge=1, le=256)
 
     def start(self) -> MathPool:
-        """The running pool of processes."""
         from dflash_mcmc.grading.math.pool import MathPool
 
         return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers, extraction=self.extraction())

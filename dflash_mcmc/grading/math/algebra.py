@@ -8,7 +8,7 @@ These functions run in grading processes only, because they can take long.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -60,7 +60,25 @@ def formula(tokens: tuple[str, ...]) -> Any:
         value = Fraction(plain[2] or f"{plain[3]}/{plain[4]}")
         return Rational(-value.numerator if plain[1] else value.numerator, value.denominator)
     names: dict[str, str] = {}
-    text = _explicit(tokens, names)
+    words = [token.lstrip('"') if len(token) == 2 else token for token in tokens]
+    for token in words:
+        if token in _LIMITED or (token == r"\binom" and any(is_number(each) and len(each) > 3 for each in tokens)):
+            raise Unsupported(token[1:])
+        if not _KNOWN.fullmatch(token):
+            raise NotParsed(token)
+    text, before = " ".join([*words, ""]), ""
+    while text != before:
+        text, before = _UNBRACED.sub(lambda found: f"{found[1] or found[3]} {{ {found[2] or found[4]} }} ", text), text
+        text = re.sub(" +", " ", text)
+    if limit := re.search(rf"\^ {_GROUP} (\^)|(?<!\w) !", text):
+        raise Unsupported("power of a power" if limit[1] else "factorial")
+    text = _SYMBOL.sub(lambda found: _letter(found.group(), names), text)
+    if re.search(r"(?<!\S)(?:\d\S*|[a-df-hj-z]) (?=[\d.])", text):
+        raise NotParsed("a number after a number or symbol")
+    text = _CALL.sub(lambda found: f"{found[1]} ( {found[2]} )", text)
+    text = re.sub(r"(?<!\S)i(?!\S)", "(I)", text)
+    text = re.sub(r"(?<!\S)[\d.]\S*", _fraction, text)
+    text = _BESIDE.sub(r"\g<0> \\cdot", re.sub(r"\{(?:[pbB]?matrix|smallmatrix|array)\}", "{pmatrix}", text))
     try:
         parsed = latex2sympy(text, normalization_config=None)
     except (RecursionError, MemoryError):
@@ -77,29 +95,6 @@ def formula(tokens: tuple[str, ...]) -> Any:
     if isinstance(parsed, MatrixBase):
         return parsed.as_immutable().applyfunc(lambda entry: _checked(entry.xreplace(symbols)))
     return _checked(parsed.xreplace(symbols))
-
-
-def _explicit(tokens: Sequence[str], names: dict[str, str]) -> str:
-    """LaTeX for the parser: arguments in braces, decimals as fractions, and one letter of `names` for each symbol."""
-    plain = [token.lstrip('"') if len(token) == 2 else token for token in tokens]
-    for token in plain:
-        if token in _LIMITED or (token == r"\binom" and any(is_number(each) and len(each) > 3 for each in tokens)):
-            raise Unsupported(token[1:])
-        if not _KNOWN.fullmatch(token):
-            raise NotParsed(token)
-    text, before = " ".join([*plain, ""]), ""
-    while text != before:
-        text, before = _UNBRACED.sub(lambda found: f"{found[1] or found[3]} {{ {found[2] or found[4]} }} ", text), text
-        text = re.sub(" +", " ", text)
-    if limit := re.search(rf"\^ {_GROUP} (\^)|(?<!\w) !", text):
-        raise Unsupported("power of a power" if limit[1] else "factorial")
-    text = _SYMBOL.sub(lambda found: _letter(found.group(), names), text)
-    if re.search(r"(?<!\S)(?:\d\S*|[a-df-hj-z]) (?=[\d.])", text):
-        raise NotParsed("a number after a number or symbol")
-    text = _CALL.sub(lambda found: f"{found[1]} ( {found[2]} )", text)
-    text = re.sub(r"(?<!\S)i(?!\S)", "(I)", text)
-    text = re.sub(r"(?<!\S)[\d.]\S*", _fraction, text)
-    return _BESIDE.sub(r"\g<0> \\cdot", re.sub(r"\{(?:[pbB]?matrix|smallmatrix|array)\}", "{pmatrix}", text))
 
 
 def _letter(name: str, names: dict[str, str]) -> str:

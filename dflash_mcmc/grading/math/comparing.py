@@ -329,7 +329,16 @@ def _compared(gold: ReadAnswer, answer: ReadAnswer) -> tuple[str, bool]:
     first, second = sorted((gold, answer), key=lambda each: _ORDER.index(each.kind))
     match first.kind:
         case "named":
-            return _named_equal(first, second)
+            name, value = first.parts[:2]
+            if second.kind == "named" and second.parts[0] == name:
+                return "named", _equal(value, second.parts[1])
+            if second.kind in ("named", "relation"):
+                return "relation", _proportional(first, second)
+            variables, values = ((enclosed(side) or ("", []))[1] for side in (name, value))
+            if (second.form == "()" or (second.form == "list" and len(_names(second)) > 1)) and "," in variables:
+                pairs = zip(*(split(side, lambda token: token == ",")[0] for side in (variables, values)), strict=False)
+                value = tuple(token for variable, item in pairs for token in (*variable, "=", *item, ","))  # `y = 1, x = 2`
+            return "named", _compared(read(value), second)[1]
         case "choice":
             return "choice", _choice(first, second)
         case "words":
@@ -343,19 +352,6 @@ def _compared(gold: ReadAnswer, answer: ReadAnswer) -> tuple[str, bool]:
         case "several":
             return _RULE_OF.get(first.form, first.form), _several(first, second)
     return _formulas(first.parts[0], second.parts[0])
-
-
-def _named_equal(first: ReadAnswer, second: ReadAnswer) -> tuple[str, bool]:
-    name, value = first.parts[:2]
-    if second.kind == "named" and second.parts[0] == name:
-        return "named", _equal(value, second.parts[1])
-    if second.kind in ("named", "relation"):
-        return "relation", _proportional(first, second)
-    variables, values = ((enclosed(side) or ("", []))[1] for side in (name, value))
-    if (second.form == "()" or (second.form == "list" and len(_names(second)) > 1)) and "," in variables:
-        pairs = zip(*(split(side, lambda token: token == ",")[0] for side in (variables, values)), strict=False)
-        value = tuple(token for variable, item in pairs for token in (*variable, "=", *item, ","))  # `y = 1, x = 2`
-    return "named", _compared(read(value), second)[1]
 
 
 def _proportional(first: ReadAnswer, second: ReadAnswer) -> bool:

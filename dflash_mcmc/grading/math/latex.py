@@ -84,14 +84,6 @@ def _sign(run: re.Match) -> str:
     return f"{'^' if raised else '_'}{{{unicodedata.normalize('NFKC', raised or lowered)}}}".replace("−", "-")
 
 
-def _ascii(text: str) -> str:
-    """The text with Unicode signs as LaTeX commands, and superscript and subscript digits as exponents and indices."""
-    if not text.isascii():
-        text = _RUNS.sub(_sign, _ROOT.sub(r"\\sqrt{\1}", text)).translate(_SIGNS)
-        text = unicodedata.normalize("NFKC", text)
-    return " ".join(text.replace('"', "").split()) + " "
-
-
 _THIN = r"(?:\{\s*,\s*\}|,\s*\\!\s*|\\[,;:! ]\s*|~|[ ])"
 _TEXT = r"text|mbox|hbox|textrm|textbf|textit|textnormal|textsf|texttt|textup|mathrm|mathsf|mathtt|emph|operatorname"
 _REWRITES = [(re.compile(pattern, re.IGNORECASE if "nswer" in pattern else 0), form) for pattern, form in (
@@ -137,7 +129,11 @@ _PAIRS = {("<", "="): r"\leq", (">", "="): r"\geq", ("!", "="): r"\neq", ("=", "
 
 def tokenise(text: str, grouping: bool = True) -> list[str]:
     """Tokens of an answer. With `grouping`, the comma of `1,234` groups digits; otherwise it separates two numbers."""
-    text = _ascii(text)
+    # The text with Unicode signs as LaTeX commands, and superscript and subscript digits as exponents and indices
+    if not text.isascii():
+        text = _RUNS.sub(_sign, _ROOT.sub(r"\\sqrt{\1}", text)).translate(_SIGNS)
+        text = unicodedata.normalize("NFKC", text)
+    text = " ".join(text.replace('"', "").split()) + " "
     if r"\\" in text and r"\begin" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)  # `\\\\frac`, as models write it in JSON
     for pattern, form in _REWRITES:

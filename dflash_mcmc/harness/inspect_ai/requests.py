@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.store import finishes
+from dflash_mcmc.store import records
 
 _COMMON = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 _UNUSED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
@@ -17,7 +17,7 @@ _UNUSED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "
 _NEUTRAL = {"best_of": 1, "top_logprobs": 0, "prompt_logprobs": 0, "logit_bias": {}, "modalities": ["text"], "batch": False}
 """Fields that are refused unless they have a value that changes nothing."""
 
-STOP_REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "max_tokens"}
+STOP_REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "max_tokens"}
 """inspect_ai's word for the reason of an end."""
 
 

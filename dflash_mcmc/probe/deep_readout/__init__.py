@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.fields import identity
-from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import measured
+from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work, measured
 from dflash_mcmc.probe.deep_readout import tables
 from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import register

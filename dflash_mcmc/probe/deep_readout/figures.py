@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, PROMPT_AGAIN, REINJECT, TARGET
+from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, PROMPT_AGAIN, REINJECT, TARGET, ParameterCounts
 from dflash_mcmc.report.figure import INK, ORANGE, OTHER, PALE, RIGHT, WRONG, bars_of, end_of, legend_below, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 
 
 class Look(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import TypedDict
 
-from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Observations, Table, measured
+from dflash_mcmc.probe import PROBLEMS, SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.store.schema import Count

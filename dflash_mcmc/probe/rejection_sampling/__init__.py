@@ -16,15 +16,13 @@ import numpy as np
 from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Each, Table
+from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.settings import Settings
@@ -75,7 +73,6 @@ class RejectionSampling(Probe):
     tables_in = __name__
 
     def check(self, config: Settings) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
         if self.laws == "draft" and not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
@@ -97,7 +94,6 @@ class RejectionSampling(Probe):
         return ("probe", "model", "draft", "dataset") if self.laws == "draft" else ("probe",)
 
     def units(self, config: Settings) -> list[Unit]:
-        """Chunks of draws."""
         return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
     def expected_cost(self, config: Settings) -> UnitCost | None:
@@ -179,7 +175,17 @@ class RejectionSampling(Probe):
         axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
         labels.append(("standard error", course[-1]["standard_error"], INK))
         axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-        _label_lines(figure, axes, draws[-1], labels)
+        # Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap
+        x = draws[-1]
+        low, high = np.log10(axes.get_ylim())
+        height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
+        gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
+        log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
+        for n in range(1, len(log_ys)):
+            log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
+        for (text, _, shade), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
+            axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=shade,
+                          annotation_clip=False)
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
@@ -270,16 +276,3 @@ def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
         return None
     cells = [np.concatenate([[column[order[:pooled]].sum()], column[order[pooled:]]]) for column in (counts, expected)]
     return float(stats.chisquare(*cells).pvalue)
-
-
-def _label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
-    """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
-    low, high = np.log10(axes.get_ylim())
-    height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
-    gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
-    log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
-    for n in range(1, len(log_ys)):
-        log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
-    for (text, _, colour), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
-        axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=colour,
-                      annotation_clip=False)

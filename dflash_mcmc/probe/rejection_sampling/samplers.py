@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,16 +16,14 @@ import torch
 from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching import logits_processor as laws_of
 from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings
 
 _ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
 """Faults that this probe does not measure."""

@@ -119,7 +119,6 @@ class SpeculativeMCMC(ForcedProbe):
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
         ForcedProbe.check(self, config)
         listed = self.draft_temperatures
         if listed is not None and (not listed or len(set(listed)) < len(listed)):

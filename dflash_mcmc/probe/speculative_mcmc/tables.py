@@ -9,17 +9,14 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from dflash_mcmc.probe import Summary
-from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Observations, Table, measured
+from dflash_mcmc.probe import ABSENT, PROBLEMS, SKIPPED, Each, Observations, Summary, Table, measured
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 PERCENTILES, _TOKEN_PERCENTILES = (5, 10, 25, 50, 75, 90, 95), (5, 25, 50, 75, 95)
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)

@@ -14,7 +14,7 @@ logits / T) the draft's. Rows of logits are float32 (n, vocabulary), with -inf f
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +23,12 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.forcing.sequences import PREFIX, NotNumbers, Reading, Tree, checked, positions_at_once, predictors
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
 
 
 class Proposed(NamedTuple):

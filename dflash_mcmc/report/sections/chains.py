@@ -16,14 +16,14 @@ from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
-from dflash_mcmc.statistics import mixing
+from dflash_mcmc.statistics import chains
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.mixing import StepChain, Window
+    from dflash_mcmc.statistics.chains import StepChain, Window
     from dflash_mcmc.statistics.outcomes import Combined, CostField
 
 _MOST_DRAWN, _MOST_PANELS = 7, 3
@@ -273,7 +273,7 @@ _MIXING_TEXT = f"""
 Log p of the state after each step is what these numbers are of. R-hat compares the chains of a problem (rank-normalised,
 split; Vehtari et al. 2021); chains that are all stuck at one value have none. *of independent draws* is the share of problems
 that independent draws in equally few chains and steps put above {_LIMIT}. A stuck chain never changes its state after the
-first step of the window. The effective sample size (ESS) needs {mixing.LEAST_STEPS_OF_ESS} steps in the window; it is at most
+first step of the window. The effective sample size (ESS) needs {chains.LEAST_STEPS_OF_ESS} steps in the window; it is at most
 the number of states that are visited, and a stuck chain adds none. The windows are all steps, the last half of them, and the
 steps of the last stage, in which alone the target is always the same. Accepted and moved are shares of the steps in the
 window. Intervals come from a bootstrap over problems.
@@ -284,14 +284,32 @@ def mixing_section(study: Study) -> Section | None:
     """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
     rows, lags = list[dict[str, Any]](), list[dict[str, Any]]()
     for run in study.runs:
-        chains: dict[str, list[StepChain]] = {}
+        traces: dict[str, list[StepChain]] = {}
         for record in run.records:
-            if chain := mixing.chain_of(record):
-                chains.setdefault(chain.problem, []).append(chain)
-        spent = {problem: forwards_together(own) for problem, own in by_problem(run.records).items()} if chains else {}
-        for name in mixing.WINDOWS if chains else ():
-            steps = {problem: mixing.window(own, name) for problem, own in chains.items()}
-            rows.append({"run": run.shown, "window": name, **_converged(steps, spent)})
+            if chain := chains.chain_of(record):
+                traces.setdefault(chain.problem, []).append(chain)
+        spent = {problem: forwards_together(own) for problem, own in by_problem(run.records).items()} if traces else {}
+        for name in chains.WINDOWS if traces else ():
+            steps = {problem: chains.window(own, name) for problem, own in traces.items()}
+            windows, every = list(steps.values()), Clusters(list(steps))
+            sizes = [window.log_p.size for window in windows]
+            num_chains, lengths = zip(*(window.log_p.shape for window in windows), strict=True)
+            rhats = {problem: value for problem, window in steps.items() if (value := chains.rhat(window)) is not None}
+            expected = [np.mean(chains.independent_rhats(*steps[problem].log_p.shape) > _LIMIT) for problem in rhats]
+            effective = {problem: value for problem, window in steps.items() if (value := chains.ess(window)) is not None}
+            long = Clusters(list(effective))
+            rows.append({"run": run.shown, "window": name,
+                         **{"problems": len(windows), "chains": min(num_chains), "steps": min(lengths),
+                            **every.ratio([window.accepted.sum() for window in windows], sizes).columns("accepted"),
+                            **every.ratio([window.moved.sum() for window in windows], sizes).columns("moved"),
+                            **every.ratio([window.stuck.sum() for window in windows], num_chains).columns("stuck"),
+                            "rhat_problems": len(rhats), "rhat": float(np.median(list(rhats.values()))) if rhats else None,
+                            **Clusters(list(rhats)).mean([value > _LIMIT for value in rhats.values()]).columns("above"),
+                            "independent": float(np.mean(expected)) if expected else None, "ess_problems": len(effective),
+                            **long.ratio(list(effective.values()),
+                                         [steps[problem].log_p.size for problem in effective]).columns("ess"),
+                            **long.ratio([1000.0 * value for value in effective.values()],
+                                         [spent[problem] for problem in effective]).columns("ess_per_1000")}})
             lags += [{"run": run.shown, "window": name, **row} for row in _lags(steps)]
     if not rows:
         return None
@@ -311,37 +329,15 @@ def mixing_section(study: Study) -> Section | None:
     return Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
 
 
-def _converged(steps: dict[str, Window], spent: dict[str, float]) -> dict[str, Any]:
-    """The columns of the first table for the steps in a window and the token-forwards of all chains together, by problem."""
-    windows, every = list(steps.values()), Clusters(list(steps))
-    sizes = [window.log_p.size for window in windows]
-    num_chains, lengths = zip(*(window.log_p.shape for window in windows), strict=True)
-    rhats = {problem: value for problem, window in steps.items() if (value := mixing.rhat(window)) is not None}
-    expected = [np.mean(mixing.independent_rhats(*steps[problem].log_p.shape) > _LIMIT) for problem in rhats]
-    effective = {problem: value for problem, window in steps.items() if (value := mixing.ess(window)) is not None}
-    long = Clusters(list(effective))
-    return {
-        "problems": len(windows), "chains": min(num_chains), "steps": min(lengths),
-        **every.ratio([window.accepted.sum() for window in windows], sizes).columns("accepted"),
-        **every.ratio([window.moved.sum() for window in windows], sizes).columns("moved"),
-        **every.ratio([window.stuck.sum() for window in windows], num_chains).columns("stuck"), "rhat_problems": len(rhats),
-        "rhat": float(np.median(list(rhats.values()))) if rhats else None,
-        **Clusters(list(rhats)).mean([value > _LIMIT for value in rhats.values()]).columns("above"),
-        "independent": float(np.mean(expected)) if expected else None, "ess_problems": len(effective),
-        **long.ratio(list(effective.values()), [steps[problem].log_p.size for problem in effective]).columns("ess"),
-        **long.ratio([1000.0 * value for value in effective.values()],
-                     [spent[problem] for problem in effective]).columns("ess_per_1000")}
-
-
 def _lags(steps: dict[str, Window]) -> list[dict[str, Any]]:
-    curves = [(problem, mixing.autocorrelation(row)) for problem, window in steps.items()
-              if window.log_p.shape[1] >= mixing.LEAST_STEPS for row in window.log_p[~window.stuck]]
+    curves = [(problem, chains.autocorrelation(row)) for problem, window in steps.items()
+              if window.log_p.shape[1] >= chains.LEAST_STEPS for row in window.log_p[~window.stuck]]
     rows = []
     for lag in range(1, 1 + _MOST_LAGS):
         pairs = [(problem, curve) for problem, curve in curves if lag < len(curve)]
         if pairs:
             value = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
-            independent = np.mean([mixing.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
+            independent = np.mean([chains.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
             rows.append({"lag": lag, "chains": len(pairs), **value.columns("autocorrelation"),
                          "independent": float(independent)})
     return rows

@@ -7,8 +7,7 @@ from typing import Any
 
 from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, percent, points
-from dflash_mcmc.report.published import DATASET, published, sources
-from dflash_mcmc.report.reading import Run, blended_layers
+from dflash_mcmc.report.reading import DATASET, Run, blended_layers, published, sources
 from dflash_mcmc.report.study import Study, same_but
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import aligned, restricted
@@ -37,7 +36,20 @@ Published values are quoted without change: {sources}. The first row of the pape
 
 def section(study: Study) -> Section | None:
     """Accuracies, improvements and blends; None if fewer than two runs have a published counterpart."""
-    roles, several = _roles(study)
+    # A run for each method: the runs differ in sampler, blend and draft alone, by the setting that covers the most methods.
+    candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
+    drawn = [(run, float(run.identity.get("sampler.temperature") or 1.0)) for run in candidates["temp"]]
+    candidates["base"] = [run for run, temperature in drawn if temperature == 1.0]
+    candidates["temp"] = [run for run, temperature in drawn if temperature < 1.0]
+    power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
+    settings = [{role: alike[0] for role, runs in power.items()
+                 if (alike := [run for run in runs if same_but(run, first, "blend", "draft")])}
+                for firsts in power.values() for first in firsts]
+    best: dict[str, Run] = max(settings, key=len, default={})
+    others = {role: alike[0] for role, runs in candidates.items() if role not in power and (
+        alike := [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())])}
+    roles = {**others, **best}
+    several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(candidates[role]) > 1]
     if len(roles) < 2:
         return None
     beside = study.runs[0].component("dataset") == DATASET  # accuracies on other problems cannot be compared
@@ -46,7 +58,13 @@ def section(study: Study) -> Section | None:
     text, tables, drawings = parts.paragraphs(_TEXT), list[ReportTable](), list[Drawing]()
     if beside:
         text += parts.paragraphs(_QUOTED.format(sources="; ".join(sources())))
-        tables.append(_accuracies(accuracies))
+        flat = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
+                 "n": estimate.n or None} for (model, source), of in accuracies.items() for method, estimate in of.items()]
+        wide = [{"model": model, "source": source, **{method: percent(*estimate[:3]) for method, estimate in of.items()}}
+                for (model, source), of in accuracies.items()]
+        methods = {METHODS[method]: (method, "") for method in METHODS if any(method in of for of in accuracies.values())}
+        tables.append(ReportTable("published", "Accuracies", {"model": "model", "source": "source", **methods}, wide,
+                                  data=flat))
         drawings.append(Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
                                 partial(_figure, accuracies)))
     if several:
@@ -72,37 +90,6 @@ def section(study: Study) -> Section | None:
                                            [f"{percent(share.value)}, n = {share.n:,}" for share in shares]),
                 ("MH acceptance", "proposals accepted, %, with 95 % intervals", rates, [percent(of.value) for of in rates]))))
     return Section("published", "Comparison with published results" if beside else "Improvements", text, tables, drawings)
-
-
-def _roles(study: Study) -> tuple[dict[str, Run], list[str]]:
-    """The run that represents each method, and what others could. The runs differ only in sampler, blend and draft.
-
-    The base has temperature 1, and a low-temperature run one below. If several settings are possible, the one that covers the
-    most methods is used. In a tie, the first one is used.
-    """
-    candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
-    drawn = [(run, float(run.identity.get("sampler.temperature") or 1.0)) for run in candidates["temp"]]
-    candidates["base"] = [run for run, temperature in drawn if temperature == 1.0]
-    candidates["temp"] = [run for run, temperature in drawn if temperature < 1.0]
-    power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
-    settings = [{role: alike[0] for role, runs in power.items()
-                 if (alike := [run for run in runs if same_but(run, first, "blend", "draft")])}
-                for firsts in power.values() for first in firsts]
-    best: dict[str, Run] = max(settings, key=len, default={})
-    others = {role: alike[0] for role, runs in candidates.items() if role not in power and (
-        alike := [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())])}
-    roles = {**others, **best}
-    return roles, [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(candidates[role]) > 1]
-
-
-def _accuracies(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> ReportTable:
-    """One row per model, one column per method."""
-    rows = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
-             "n": estimate.n or None} for (model, source), of in accuracies.items() for method, estimate in of.items()]
-    wide = [{"model": model, "source": source, **{method: percent(*estimate[:3]) for method, estimate in of.items()}}
-            for (model, source), of in accuracies.items()]
-    methods = {METHODS[method]: (method, "") for method in METHODS if any(method in of for of in accuracies.values())}
-    return ReportTable("published", "Accuracies", {"model": "model", "source": "source", **methods}, wide, data=rows)
 
 
 def _improvements(study: Study, accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]],

@@ -16,8 +16,7 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, count, paragraphs
-from dflash_mcmc.report.published import published_settings
-from dflash_mcmc.report.reading import Run, blended_layers
+from dflash_mcmc.report.reading import Run, blended_layers, published_settings
 from dflash_mcmc.report.study import Study
 
 _TEXT = """

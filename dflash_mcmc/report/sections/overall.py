@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.config.identity import varying
 from dflash_mcmc.grading.verdicts import VERDICTS
@@ -13,11 +13,9 @@ from dflash_mcmc.report.parts import Drawing, ReportTable, Section
 from dflash_mcmc.report.study import Study, cost_of
 from dflash_mcmc.report.table import COLUMNS, DRAFTED
 from dflash_mcmc.statistics.intervals import cautions
+from dflash_mcmc.statistics.outcomes import CostField
 from dflash_mcmc.statistics.summaries import TIMES, summarise, times
-from dflash_mcmc.store import finishes
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.outcomes import CostField
+from dflash_mcmc.store import records
 
 _TEXT = """
 Accuracy counts every sample. Intervals are 95 %: Wilson's with one chain per problem, else from a bootstrap over problems. MH
@@ -37,7 +35,7 @@ gold answer has no influence. Independent draws have a row for each number of ch
 baseline of equal compute. The weighted votes that a run's `aggregate` names have rows too; the section on rules of votes
 explains them and compares all of them.
 """
-_ENDS = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
+_ENDS = {records.STOP_ID: "stop id", records.STOP_STRING: "stop string", records.LENGTH: "cut off"}
 
 
 def section(study: Study) -> Section:
@@ -50,10 +48,10 @@ def section(study: Study) -> Section:
     drafted = any(row["accepted_length"] is not None for row in rows)
     verdicts = [row for row, entry in zip(rows, study.entries, strict=True) if not entry.voted]
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
-    ends: list[dict[str, Any]] = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
-    cut = f"finish_reason/{finishes.LENGTH}"
+    ends: list[dict[str, Any]] = [{"run": entry.shown, **records.finish_counts(entry.records)} for entry in runs]
+    cut = f"finish_reason/{records.LENGTH}"
     remarks = [f"{entry.shown}: {remark}" for entry, row in sorted(zip(runs, ends, strict=True), key=lambda of: -of[1][cut])
-               if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
+               if (remark := records.finish_remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
     more = f" (of {len(remarks)} such runs, those with the most; the table of ends has all)" if len(remarks) > 3 else ""
     text = parts.paragraphs(_TEXT + "\n\n" + (_VOTES if any(entry.voted for entry in study.entries) else ""))
     text += [f"{'; '.join(remarks[:3])}{more}."] if remarks else []
@@ -67,7 +65,7 @@ def section(study: Study) -> Section:
         }, verdicts),
         ReportTable("ends", "Why answers ended", {
             "run": "run", **{_ENDS.get(reason, reason.replace("_", " ")): (f"finish_reason/{reason}", "count")
-                             for reason in finishes.REASONS}}, ends)]
+                             for reason in records.REASONS}}, ends)]
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
     same = set(study.baseline.problems)  # runs over other, maybe easier, problems are not ranked
     ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report.parts import EmbeddedSamples, Section, listed, paragraphs
 from dflash_mcmc.statistics.outcomes import by_problem
-from dflash_mcmc.store import finishes
+from dflash_mcmc.store.records import REASONS
 
 if TYPE_CHECKING:
     from dflash_mcmc.report.reading import Run
@@ -87,9 +87,9 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, Asked]) -> EmbeddedSampl
         size += len(content)
     parts.append(_packed(f"[{','.join(waiting)}]"))
     letters = [["".join(ascii_lowercase[place] for record in records.get(problem, []) for place in (  # two for each sample
-        VERDICTS.index(record["verdict"]), finishes.REASONS.index(record["finish_reason"]))) for problem in ids]
+        VERDICTS.index(record["verdict"]), REASONS.index(record["finish_reason"]))) for problem in ids]
         for records in of_run]
-    overview = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": finishes.REASONS, "problems": rows,
+    overview = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": REASONS, "problems": rows,
                 "samples": letters}
     return EmbeddedSamples(_packed(json.dumps(overview)), parts, chains, longest)
 

@@ -259,7 +259,17 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[d
     for beta, runs in sorted(part.items()):
         mine, theirs, _ = aligned(*(outcomes([record for run in side for record in run.records]) for side in (runs, alone)))
         if mine.problems:
-            found.append((beta, compare(mine, theirs), _agreement(runs, alone)))
+            # The mean share of an answer before it differs from that of the model alone, by problem, chain and seed
+            answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
+                       for run in alone for record in run.records}
+            shares = []
+            for run in runs:
+                for record in run.records:
+                    other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
+                    if other is not None:
+                        longest = max(len(record["text"]), len(other), 1)
+                        shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
+            found.append((beta, compare(mine, theirs), sum(shares) / len(shares) if shares else None))
     adjusted = holm([paired.p_value for _, paired, _ in found])
     return [{"beta": beta, **paired.difference.columns("gain"), "p": p_value, "problems": paired.difference.n,
              "agreement": same} for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
@@ -276,20 +286,6 @@ def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, fl
     widest = 0.1 * np.maximum(betas, 0.0).sum() / (betas @ betas)  # of a problem
     estimate = mean_difference(slopes, int(min(side.chains.min() for side in sides)))
     return estimate.mapped(lambda value: float(widest * value)), sign_flip(slopes)
-
-
-def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
-    """The mean share of an answer before it differs from that of the model alone, by problem, chain and seed."""
-    answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
-               for run in alone for record in run.records}
-    shares = []
-    for run in runs:
-        for record in run.records:
-            other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
-            if other is not None:
-                longest = max(len(record["text"]), len(other), 1)
-                shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
-    return sum(shares) / len(shares) if shares else None
 
 
 def _shared(a: str, b: str) -> int:

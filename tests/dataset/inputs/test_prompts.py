@@ -12,8 +12,7 @@ import pytest
 
 from dflash_mcmc.chains.build import first_prompt, prompts
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
-from dflash_mcmc.dataset.inputs.conversations import Conversation, messages_of, tools_of
-from dflash_mcmc.dataset.inputs.prompting import TEMPLATES
+from dflash_mcmc.dataset.inputs.conversations import TEMPLATES, Conversation, messages_of, tools_of
 from dflash_mcmc.engine.batching import prompt_encoder
 from tests.refusals import refused
 

@@ -104,10 +104,10 @@ def test_rows_of_a_commit_are_loaded_once(hub_of):
 
 def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
     hub_of(ValueError("no such\n  commit"))
-    monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: True)
+    monkeypatch.setattr("dflash_mcmc.process.http.reachable", lambda: True)
     with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
         sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
-    monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: False)
+    monkeypatch.setattr("dflash_mcmc.process.http.reachable", lambda: False)
     with refused("some/rows is not in the cache", "cannot be reached"):
         sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
 

@@ -259,7 +259,6 @@ def test_blocks_of_which_much_is_kept(qwen3, plain, name):
 
 def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block():
     maker = SimpleNamespace(speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
-    maker._read = functools.partial(Speculator._read, maker)
     state = SimpleNamespace(vocab_size=4, history=lambda batch: (torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
     seen, counts = Speculator._history(maker, state, 1, torch.full((1, 300), 2))
     assert counts[:, 2].tolist() == list(range(1, 302))

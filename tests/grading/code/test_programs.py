@@ -7,8 +7,7 @@ import time
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.code.programs import program_of, with_tests
-from dflash_mcmc.grading.code.tests_of import CodeTask, task_of
+from dflash_mcmc.grading.code.programs import CodeTask, program_of, task_of, with_tests
 from tests.grading.golds import gold_of
 
 TASK = CodeTask('from typing import List\n\n\ndef f(x: List[int]) -> int:\n    """Doc."""\n',

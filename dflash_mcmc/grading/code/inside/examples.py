@@ -60,7 +60,11 @@ def _run(code, names, given, fn_name, report, output):
         names.update(stdin=sys.stdin, stdout=sys.stdout)
         exec(code, names)
         if fn_name:
-            write(output, json.dumps(_call(names, given, fn_name)).encode())
+            solution = names["Solution"]() if "Solution" in names else None
+            function = getattr(solution, fn_name, None) or names.get(fn_name)
+            if function is None:
+                raise _Missing
+            write(output, json.dumps(function(*(json.loads(line) for line in given.split("\n") if line.strip()))).encode())
         elif "threading" in sys.modules:
             for thread in sys.modules["threading"].enumerate():
                 if thread is not sys.modules["threading"].current_thread():
@@ -77,11 +81,3 @@ def _run(code, names, given, fn_name, report, output):
 
 class _Missing(Exception):
     """The program does not define the function."""
-
-
-def _call(names, given, fn_name):
-    solution = names["Solution"]() if "Solution" in names else None
-    function = getattr(solution, fn_name, None) or names.get(fn_name)
-    if function is None:
-        raise _Missing
-    return function(*(json.loads(line) for line in given.split("\n") if line.strip()))

@@ -1,4 +1,4 @@
-r"""Multiple choice: extraction of the letter that a text finally chooses.
+r"""Multiple choice: compares the letter that the text finally chooses with the letter of the gold answer.
 
 With `extract=auto` the first place that exists decides: the last box, else the last statement that names a letter (`answer is
 X` or `option X is correct`), else the last line. If that place names no letter or several, the text has no answer. The time
@@ -10,10 +10,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.grading import VERSION, AnswerGrader
 from dflash_mcmc.grading.extraction import Extraction, about_another, after_thinking, cut, last_box
 from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, GradesAtOnce
+from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -184,3 +190,29 @@ class LetterPool(GradesAtOnce):
         letter, rule = final_letter(text, self._letters, self._extraction)
         missing = UNSUPPORTED if rule == "length" else NO_ANSWER
         return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
+
+
+@register("grader", "choice")
+@dataclass(slots=True, kw_only=True)
+class ChoiceGrader(AnswerGrader):
+    """The letter of the last box, of the last `answer is ...` or of the last line; several letters are no answer."""
+
+    version = VERSION
+    sources = ("boxed", "hashes", "answer_is", "last_line", "last_letter")
+    auto = ("boxed", "answer_is", "last_line")
+
+    extract: Any = identity("auto", "where the letter is found: boxed, hashes (#### B), answer_is, last_line, last_letter "
+                            "(the last (B)), a list of them, of which the first that exists decides, or auto for boxed, "
+                            "answer_is and last_line")
+    letters: str = identity("ABCDEFGHIJ", "letters of the choices, such as ABCDE")
+
+    def check(self, config: Settings) -> None:
+        AnswerGrader.check(self, config)
+        if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):
+            raise ConfigError("grader.letters", self.letters, "two or more capital letters, each once")
+
+    def check_gold(self, gold: str) -> None:
+        gold_letter(gold, self.letters)
+
+    def start(self) -> LetterPool:
+        return LetterPool(self.letters, self.extraction())
