@@ -21,9 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3Model
 
 from dflash_mcmc.engine.batching.attention import OWN
+from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
+from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.rng import Key
+from tests.engine.batching.test_batched import BLENDS, PROMPTS, SAMPLERS, all_same
+from tests.engine.speculative.test_speculator import drafter, match
 from tests.processes import ROOT
 from tests.targets import random_model
 
@@ -37,7 +42,7 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 """First position, tokens and rows of a forward. The first one reads the rows in another order."""
 
 
-@pytest.mark.parametrize("part", ["numbers", "keys", "bits"])
+@pytest.mark.parametrize("part", ["numbers", "keys", "bits", pytest.param("chains", marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(part):
     arguments = ["-m", "pytest", __file__, "-o", f"python_functions=interpreted_{part}_*", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -45,10 +50,10 @@ def test_kernels_in_the_interpreter(part):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def looped(monkeypatch, family: str = "qwen3") -> LanguageModel:
+def looped(monkeypatch, family: str = "qwen3", **changes) -> LanguageModel:
     """A small model whose layers run in the loop of a GPU under `OWN`, with two parts of a row."""
     monkeypatch.setattr(gpu_layers, "_PROGRAMS", 8)
-    model = LanguageModel(random_model(family, **SMALL), stop_ids=(3, 7))
+    model = LanguageModel(random_model(family, **{**SMALL, **changes}), stop_ids=(3, 7))
     model._loop = gpu_layers.GpuLoop(model.decoder)
     return model
 
@@ -142,6 +147,22 @@ def interpreted_bits_of_half_precision_are_those_of_the_modules():
         assert float((normed == layer.input_layernorm(stream + added)).float().mean()) > 0.95  # sums of squares have an order
         gated = gpu_layers.gated(both)
         assert float((gated == silu(both[:, :80]) * both[:, 80:]).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize(("blend", "draft"), [("none", None), ("layer_final", None), ("layer", "self"), ("none", "dflash")])
+def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monkeypatch):
+    """Prompts, cuts, early rejection, blends that read layers, and blocks of a draft, over two slots."""
+    model, found = looped(monkeypatch, num_hidden_layers=3), []
+    for attention in (OWN, "grouped"):
+        speculation = match().speculation(drafter(draft, model, model.decoder)) if draft else None
+        engine = BatchedEngine(model, BLENDS[blend], 2, 32, Options(attention=attention), None, speculation)
+        with monkeypatch.context() as patched:
+            if attention != OWN:
+                patched.setattr(model, "_loop", None)
+            assert (model.loop_under(attention) is None) is (attention != OWN)
+            chains = ((number, SAMPLERS["power_mh_early"].chain(PROMPTS[number], 5, Key(number))) for number in range(2))
+            found.append({done.tag: done for done in engine.run(chains)})
+    all_same(*found)
 
 
 QWEN3_4B = dict(hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
