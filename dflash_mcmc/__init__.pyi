@@ -55,6 +55,7 @@ from dflash_mcmc.potential.examples import ExamplesPotential as ExamplesPotentia
 from dflash_mcmc.potential.none import NoPotential as NoPotential
 from dflash_mcmc.potential.python import PythonPotential as PythonPotential
 from dflash_mcmc.potential.regex import RegexPotential as RegexPotential
+from dflash_mcmc.potential.reward import RewardPotential as RewardPotential
 from dflash_mcmc.potential.verdict import VerdictPotential as VerdictPotential
 from dflash_mcmc.probe.deep_readout import DeepReadout as DeepReadout
 from dflash_mcmc.probe.difficulty import Difficulty as Difficulty
