@@ -203,7 +203,7 @@ def test_copies_of_earlier_answers_are_red_and_independent_answers_are_green():
 
 
 def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
-    """Two tokens change places in part: no temperature, no truncation. 400 clean audits of 200 answers at a level of 0.1."""
+    """Two tokens change places in part: no temperature, no truncation. 100 clean audits of 200 answers at a level of 0.1."""
     def audited(law: np.ndarray, answers: int, seed: int, level: float) -> Evidence:
         rng, learned, ledger = np.random.default_rng(seed), Repeats(), Evidence(Repeats.bets, level)
         for _ in range(answers):
@@ -212,8 +212,8 @@ def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
 
     swapped = audited(np.array([0.4, 0.25, 0.25, 0.1, 0.0]), 4_000, 0, 1e-3).together()
     assert swapped.red_at is not None
-    red = sum(audited(P, 200, seed, 0.1).together().red_at is not None for seed in range(400))
-    assert red <= 400 * (0.1 + 3 * np.sqrt(0.1 * 0.9 / 400))
+    red = sum(audited(P, 200, seed, 0.1).together().red_at is not None for seed in range(100))
+    assert red <= 100 * (0.1 + 3 * np.sqrt(0.1 * 0.9 / 100))
 
 
 LAWS = np.random.default_rng(11).dirichlet(np.full(6, 0.7), 6)
