@@ -24,7 +24,7 @@ def checked(config: Config) -> Config:
 
     Raises UserError.
     """
-    # The condition names a folder, and its components must be the chosen ones.
+    # The names are of folders, and the components of a condition are the chosen ones.
     for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
@@ -35,35 +35,7 @@ def checked(config: Config) -> Config:
                               "condition")
     config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
     _check_draft(config)
-    # Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters
-    names = config.aggregates()
-    all_known = all(name in NAMES for name in names)
-    if config.aggregate is not None and (not names or not all_known or len({*names}) < len(names)):
-        words = ", ".join(map(repr, NAMES))
-        raise ConfigError("aggregate", config.aggregate, f"one of {words}, a list of several ([majority,power]), or null")
-    if names and config.num_chains < 2:
-        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
-    if {*names} & {*VOTES} and (config.grader.runs_answers or config.grader.judges):
-        what = "programs" if config.grader.runs_answers else "judged texts"
-        others = f", {', '.join(PROGRAM_RULES)}" if config.grader.examples else ""
-        raise ConfigError("aggregate", config.aggregate, f"null or log_p{others} with grader={name_of(config.grader)}: {what} "
-                          "have no answers that can be compared as texts")
-    if {*names} & {*PROGRAM_RULES} and not config.grader.examples:
-        raise ConfigError("aggregate", config.aggregate, "another name without grader=code grader.examples=true, which runs "
-                          "programs on the examples of their questions")
-    for name in names:
-        if name in config.vote.rules and config.vote.rules[name].needs_log_q:
-            # Checks that the chains have importance weights for this rule
-            law, rules = config.sampler.law(), config.vote.rules
-            allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
-            if not config.sampler.draws_once:
-                raise ConfigError("aggregate", name,
-                                  f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent draws with a "
-                                  f"known log q, as of sampler={options_with('sampler', 'draws_once')}")
-            if law.truncates:
-                law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
-                raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
-                                  "(top_k=0, top_p=1, min_p=0)")
+    _check_aggregate(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
     # A check reads other components as they were given, so that none is resolved before all are checked.
     for group in used:
@@ -88,3 +60,34 @@ def _check_draft(config: Config) -> None:
         could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where no {could} uses it")
         config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()
+
+
+def _check_aggregate(config: Config) -> None:
+    """Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters. Raises ConfigError."""
+    names = config.aggregates()
+    if config.aggregate is not None and (not names or not all(name in NAMES for name in names) or len({*names}) < len(names)):
+        words = ", ".join(map(repr, NAMES))
+        raise ConfigError("aggregate", config.aggregate, f"one of {words}, a list of several ([majority,power]), or null")
+    if names and config.num_chains < 2:
+        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
+    if {*names} & {*VOTES} and (config.grader.runs_answers or config.grader.judges):
+        what = "programs" if config.grader.runs_answers else "judged texts"
+        others = f", {', '.join(PROGRAM_RULES)}" if config.grader.examples else ""
+        raise ConfigError("aggregate", config.aggregate, f"null or log_p{others} with grader={name_of(config.grader)}: {what} "
+                          "have no answers that can be compared as texts")
+    if {*names} & {*PROGRAM_RULES} and not config.grader.examples:
+        raise ConfigError("aggregate", config.aggregate, "another name without grader=code grader.examples=true, which runs "
+                          "programs on the examples of their questions")
+    for name in names:
+        if name not in config.vote.rules or not config.vote.rules[name].needs_log_q:
+            continue  # the others weigh no chain by its log q
+        law, rules = config.sampler.law(), config.vote.rules
+        allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
+        if not config.sampler.draws_once:
+            raise ConfigError("aggregate", name,
+                              f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent draws with a "
+                              f"known log q, as of sampler={options_with('sampler', 'draws_once')}")
+        if law.truncates:
+            law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
+            raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
+                              "(top_k=0, top_p=1, min_p=0)")

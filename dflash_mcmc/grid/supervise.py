@@ -76,26 +76,12 @@ class Supervisor:
                 return
             if code == USER_ERROR:
                 self._give_up(grid, job, code, _last_lines(grid.log_file(job), 1))
-            # Whether a signal arrives soon
+            # SLURM signals worker and supervisor at once, and the worker may end first.
             until = time.monotonic() + _SETTLE_SECONDS
             while not self._noted and time.monotonic() < until:
                 time.sleep(_POLL_SECONDS)
             if self._noted:
-                # Requeues the job, unless SLURM has ended it, and ends the process
-                heard = " and ".join(dict.fromkeys(noted.name for noted in self._noted))
-                self._look_whether_over(grid, job)
-                if self._over:
-                    _end(STOPPED, "stopped: SLURM has ended the job")
-                requeued = sum(event["event"] == "requeued" for event in grid.events(job))
-                if requeued >= self.launcher.max_requeues:
-                    self._give_up(grid, job, 1, f"stopped by {heard}, and requeued {requeued} times before: "
-                                                f"max_requeues={self.launcher.max_requeues}")
-                _note(grid, job, "requeued", heard)
-                try:
-                    cluster.requeue(job.id)
-                except UserError as error:
-                    self._give_up(grid, job, 1, f"stopped by {heard}, and SLURM does not requeue it: {error}")
-                _end(STOPPED, f"requeued: {heard}")
+                self._stop(grid, job)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             reason, recorded = f"{how}: {_last_lines(grid.log_file(job), _LAST_LINES)}", _recorded(grid, job)
             # Recording that a sample was given up is progress, too: only deaths since then count.
@@ -105,6 +91,23 @@ class Supervisor:
                                             f"max_restarts={self.launcher.max_restarts}; the last time: {reason}")
             _note(grid, job, "died", reason, recorded=recorded)
             tell(f"the worker died and is started again: {reason}")
+
+    def _stop(self, grid: Grid, job: SlurmJob) -> None:
+        """Requeues the job, unless SLURM has ended it, and ends the process."""
+        heard = " and ".join(dict.fromkeys(noted.name for noted in self._noted))
+        self._look_whether_over(grid, job)
+        if self._over:
+            _end(STOPPED, "stopped: SLURM has ended the job")
+        requeued = sum(event["event"] == "requeued" for event in grid.events(job))
+        if requeued >= self.launcher.max_requeues:
+            self._give_up(grid, job, 1, f"stopped by {heard}, and requeued {requeued} times before: "
+                                        f"max_requeues={self.launcher.max_requeues}")
+        _note(grid, job, "requeued", heard)
+        try:
+            cluster.requeue(job.id)
+        except UserError as error:
+            self._give_up(grid, job, 1, f"stopped by {heard}, and SLURM does not requeue it: {error}")
+        _end(STOPPED, f"requeued: {heard}")
 
     def _grid(self) -> Grid:
         """The grid of this job. Raises UserError."""

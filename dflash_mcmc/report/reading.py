@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -228,6 +228,10 @@ class Run:
         counts = Counter(record["problem"] for record in self.records if record["chain"] < chains)
         asked = -(-self.expected // chains)
         return self.summarised or sum(sorted(counts.values(), reverse=True)[:asked]) >= self.expected
+
+    def label_without(self, settings: Collection[str]) -> str:
+        """The label without the settings of these names, such as `alpha`."""
+        return " ".join(word for word in self.label.split(" ") if word.partition("=")[0] not in settings)
 
     @property
     def shown(self) -> str:

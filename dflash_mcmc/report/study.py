@@ -272,8 +272,10 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
-        ("models", lambda run: [run.identity.get("engine.content" if remote == runs else "model.content")] * (
-            remote == runs or run not in remote), "differences do not come from the samplers alone"),
+        ("models", lambda run: [] if run in remote else [run.identity.get("model.content")],
+         "differences do not come from the samplers alone"),
+        ("models", lambda run: [run.identity.get("engine.content")] if run in remote else [],
+         "differences do not come from the samplers alone"),
         ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences do not come from the samplers alone"),
         ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")],
          "differences do not come from the samplers alone"),

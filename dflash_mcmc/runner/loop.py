@@ -96,12 +96,7 @@ class _Loop:
                 stopping.check()
         except (KeyboardInterrupt, stopping.Stopped, Exception) as error:
             if isinstance(error, KeyboardInterrupt | stopping.Stopped | UserError) or of_memory(error):
-                try:
-                    for graded in self._worker.ready():
-                        self._keep(graded)
-                finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
-                    for key in self._in_progress:
-                        self._attempts.give_up(key)
+                self._give_up()
             raise
         finally:
             self._bar.close()
@@ -164,6 +159,15 @@ class _Loop:
         self._num_own += 1
         self._in_progress.discard(key_of(record))
         self._show()
+
+    def _give_up(self) -> None:
+        """Keeps records that are ready. The next start repeats the other tasks in progress."""
+        try:
+            for record in self._worker.ready():
+                self._keep(record)
+        finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
+            for key in self._in_progress:
+                self._attempts.give_up(key)
 
     def _look(self) -> None:
         """Reads what other processes have recorded."""

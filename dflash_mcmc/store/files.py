@@ -119,7 +119,6 @@ def open_to_extend(path: Path) -> IO[bytes]:
     refuse_link(path)
     with writing(path):
         if is_there(path):
-            # Removes what follows the last complete line
             length = sum(len(line) + 1 for line in each_line(path))
             if rest := read_regular(path, length):
                 if has_zeros(rest):

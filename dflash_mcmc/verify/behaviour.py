@@ -152,8 +152,7 @@ def _requests(common: dict[str, Any], prompts: list[list[int]],
     """Groups of requests by number. Those of "together" are sent at the same time, and the last ones read earlier answers."""
     greedy, asked = {"temperature": 0.0, "top_p": 1.0}, {place: {**common, "prompt": ids} for place, ids in enumerate(prompts)}
     for name, more in (("alone", {}), ("again", {}), ("together", {}), ("logprobs", {"logprobs": common.get("logprobs", 0)}),
-                       ("greedy", greedy),
-                       ("greedy together", greedy)):
+                       ("greedy", greedy), ("greedy together", greedy)):
         yield name, {place: {**body, **more} for place, body in asked.items()}
     yield "n", {0: {**asked[0], "n": _NUM_ANSWERS}}
     cuts = {place: _cut(answer[0]) for place in asked if isinstance(answer := known[f"alone {place}"], list)}

@@ -134,8 +134,7 @@ def _cost_figure(study: Study, rows: list[dict]) -> figure.Figure:
     ways = {"sample": "", "majority": ", majority vote", "log_p": ", best by log p", "drawn": ", weighed by p^alpha"}
     methods: dict[str, list[dict]] = {}
     for entry, row in zip(study.entries, rows, strict=True):  # a method is a label without the numbers that are a budget
-        words = [word for word in entry.run.label.split(" ") if word.partition("=")[0] not in budgets]
-        methods.setdefault(" ".join(words) + ways.get(entry.by, f", {entry.by} vote"), []).append(row)
+        methods.setdefault(entry.run.label_without(budgets) + ways.get(entry.by, f", {entry.by} vote"), []).append(row)
     best = {name: max([row["accuracy"] for row in own if row["comparable"]], default=-1.0) for name, own in methods.items()}
     named = sorted(sorted(best, key=lambda name: -best[name])[:_MOST_NAMED], key=list(methods).index)
     looks = dict(zip(named, figure.LOOKS, strict=False))

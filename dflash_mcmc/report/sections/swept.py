@@ -101,8 +101,7 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
                          "acceptance": sum(record["accepted"] for record in records) / proposals if proposals else None,
                          "token_forwards": sum(record["token_forwards"] for record in records) / len(records)})
         first = points[0][1][0]
-        label = " ".join(word for word in first.label.split(" ") if word.partition("=")[0] not in names)
-        swept.append(_Swept(f"{first.experiment}: {label}", names, rows, {
+        swept.append(_Swept(f"{first.experiment}: {first.label_without(names)}", names, rows, {
             id(run) for alike in part.values() for run in alike}))
     return swept
 
@@ -255,24 +254,28 @@ def _names(runs: Sequence[Run], group: str) -> list[str]:
 
 def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each beta that has problems in common with the runs of the model alone. Seeds are pooled."""
+    answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
+               for run in alone for record in run.records}
     found = []
     for beta, runs in sorted(part.items()):
         mine, theirs, _ = aligned(*(outcomes([record for run in side for record in run.records]) for side in (runs, alone)))
         if mine.problems:
-            # The mean share of an answer before it differs from that of the model alone, by problem, chain and seed
-            answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
-                       for run in alone for record in run.records}
-            shares = []
-            for run in runs:
-                for record in run.records:
-                    other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
-                    if other is not None:
-                        longest = max(len(record["text"]), len(other), 1)
-                        shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
-            found.append((beta, compare(mine, theirs), sum(shares) / len(shares) if shares else None))
+            found.append((beta, compare(mine, theirs), _agreement(runs, answers)))
     adjusted = holm([paired.p_value for _, paired, _ in found])
     return [{"beta": beta, **paired.difference.columns("gain"), "p": p_value, "problems": paired.difference.n,
              "agreement": same} for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
+
+
+def _agreement(runs: Sequence[Run], answers: Mapping[tuple[object, str, int], str]) -> float | None:
+    """The mean share of an answer before it differs from that of the model alone, by seed, problem and chain."""
+    shares = []
+    for run in runs:
+        for record in run.records:
+            other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
+            if other is not None:
+                longest = max(len(record["text"]), len(other), 1)
+                shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
+    return sum(shares) / len(shares) if shares else None
 
 
 def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float | None]:
