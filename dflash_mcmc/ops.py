@@ -38,6 +38,11 @@ CUTS: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0
 """The parameters that decide which tokens are kept, with the values that keep all."""
 
 
+LawFunction: TypeAlias = Callable[[Any, np.ndarray], Any]
+"""From the target's float32 logits (vocabulary,), a tensor that it may change, and the ids before the token, int64 (n,), to
+log weights (vocabulary,), -inf for a token that cannot be drawn. It is called again for the same token, so it has no state."""
+
+
 class SamplingParams(NamedTuple):
     """How a token is drawn from logits. The order is: penalties, temperature, top-n-sigma, top-k, typical, top-p, min-p.
 
@@ -71,11 +76,17 @@ class SamplingParams(NamedTuple):
     2023)."""
     temperature_last: bool = False
     """Whether the kept tokens are chosen before the temperature is applied."""
+    function: LawFunction | None = None
+    """The whole law of a token: the other parameters are then those of the target itself."""
+
+    def fields(self) -> dict[str, Any]:
+        """The parameters that are values, by name."""
+        return {name: value for name, value in self._asdict().items() if name != "function"}
 
     @property
     def truncates(self) -> bool:
         """Whether some tokens cannot be drawn. Penalties only change probabilities."""
-        return self.temperature == 0.0 or self != self.untruncated()
+        return self.temperature == 0.0 or self.function is not None or self != self.untruncated()
 
     def untruncated(self) -> SamplingParams:
         """The same parameters with every token kept."""

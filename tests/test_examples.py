@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests import processes
+from tests import pages, processes
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "docs/examples"
@@ -85,5 +85,20 @@ def test_a_script_runs(name, tmp_path):
     assert re.search(PRINTED[name], done.stdout), done.stdout
 
 
+def test_a_law_draws_and_is_audited(tmp_path):
+    """The commands of the page: its own draws are green, and the same tokens are red where another law is stated."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    drawn, audited = map(pages.run, pages.marked(pages.commands(ROOT / "docs/howto/verify-an-engine.md"), pages.IN_A_CHECKOUT),
+                         [tmp_path] * 2)
+    assert "temperature function=xtc" in drawn.stdout, drawn.stderr[-2000:]
+    assert (audited.returncode, "GREEN" in audited.stdout) == (0, True), audited.stdout + audited.stderr
+    (folder,) = (tmp_path / "outputs/laws").glob("temperature-*")
+    values = folder / "config.yaml"
+    values.write_text(values.read_text().replace("laws.py:xtc", "laws.py:grammar"))
+    other = pages.run(f"python -m dflash_mcmc.verify {folder}", tmp_path)
+    assert (other.returncode, "RED" in other.stdout) == (1, True), other.stdout + other.stderr
+
+
 def test_every_example_is_run():
-    assert {path.name for path in EXAMPLES.iterdir()} == {*NOTEBOOKS, *PRINTED}
+    """Each law of `laws.py` has a test of its own in tests/sampler/test_law_functions.py."""
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {*NOTEBOOKS, *PRINTED, "laws.py"}

@@ -47,7 +47,7 @@ _DIGITS = 8
 def identity_of(config: Config) -> dict[str, object]:
     """The values that can change an output: identity fields, component names, and the content of files."""
     identity, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "blend", "potential", "dataset", "engine"):
+    for group in ("model", "draft", "blend", "sampler", "potential", "dataset", "engine"):
         if group == "model" and group in used and config.engine.is_remote:
             content = config.model.fingerprint(weights=False)
         else:

@@ -28,6 +28,8 @@ class Engine(Component):
     """Whether each operation can have stop strings of its own (`ops.stopping`)."""
     takes_potential: ClassVar[bool] = False
     """Whether chains can wait for work outside of the engine (`ops.Wait`), as a potential asks them to."""
+    calls_functions: ClassVar[bool] = False
+    """Whether the law of a token can be a function (`SamplingParams.function`)."""
     rounds_otherwise: ClassVar[bool] = False
     """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
     is_remote: ClassVar[bool] = False

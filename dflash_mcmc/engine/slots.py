@@ -31,6 +31,7 @@ class Slots(Engine):
     is_null = True
     mixes_stops = True
     takes_potential = True
+    calls_functions = True
 
     def load(self, config: Settings, device: str) -> LanguageModel:
         """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import multiprocessing
 import resource
 import runpy
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.potential import Evaluator, Factor
+from dflash_mcmc.process.functions import fingerprint, function_at, place_of
 from dflash_mcmc.registry import register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
-
-
-def place_of(field: str, path: str | None) -> tuple[Path, str]:
-    """The file and the name of the function. Raises ConfigError."""
-    name, _, function = str(path or "").rpartition(":")
-    if not name or not function.isidentifier() or not Path(name).expanduser().is_file():
-        raise ConfigError(field, path, "FILE:FUNCTION, a file of Python that exists and a function in it")
-    return Path(name).expanduser(), function
-
-
-def function_at(field: str, path: str | None) -> Callable[..., Any]:
-    """The function. Runs the file, with the user's rights. Raises UserError."""
-    file, function = place_of(field, path)
-    try:
-        defined = {name: value for name, value in runpy.run_path(str(file)).items() if not name.startswith("_")}
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(f"{field}: {file} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    if not callable(defined.get(function)):
-        raise ConfigError(field, path, "FILE:FUNCTION, where the file defines the function; it has "
-                          f"{', '.join(name for name, value in defined.items() if callable(value)) or 'none'}")
-    return defined[function]
-
 
 _START_SECONDS = 60
 
@@ -66,8 +43,7 @@ class PythonPotential(Factor):
 
     def fingerprint(self) -> str:
         """A hash of the file and of the function's name."""
-        file, function = place_of("potential.path", self.path)
-        return hashlib.sha256(file.read_bytes() + f":{function}".encode()).hexdigest()[:32]
+        return fingerprint("potential.path", self.path)
 
     def start(self, config: Settings) -> Evaluator:
         worker = _RatingProcess(*place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)

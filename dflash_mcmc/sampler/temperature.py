@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
-from dflash_mcmc.registry import register
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, LawFunction, SamplingParams
+from dflash_mcmc.process.functions import fingerprint, function_at
+from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Penalised
 from dflash_mcmc.settings import Settings
@@ -18,6 +20,12 @@ from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 _MOST_KEPT = 512
 """Largest `top_k` whose kept sets are recorded."""
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(path: str, content: str) -> LawFunction:
+    """The function of a file with this content. Draws of one function share a step, so that it is loaded once."""
+    return function_at("sampler.function", path)
 
 
 @register("sampler", "temperature")
@@ -29,6 +37,9 @@ class Temperature(Penalised, AtTemperature):
     conditional is sharpened by alpha. This is not the power distribution p^alpha of whole sequences. The repetition penalty
     counts the tokens of prompt and answer (Keskar et al. 2019). Frequency and presence penalty count the tokens of the
     answer alone, as defined by the OpenAI API and vLLM: logits - frequency * count - presence * (count > 0).
+
+    With `function` q is what a function of the user makes of the target's logits and the tokens before: XTC, DRY, a bias, the
+    mask of a grammar. It runs on the host, row by row, after each step.
     """
 
     draws_once = True
@@ -42,30 +53,53 @@ class Temperature(Penalised, AtTemperature):
     order: Literal["temperature_first", "temperature_last"] = identity(
         "temperature_first", "whether the kept tokens are chosen after the temperature, as in transformers and vLLM, or "
         "before it, as in llama.cpp and mlx-lm", later=True)
+    function: str | None = identity(None, "FILE:FUNCTION, any other law of a token, from float32 logits and the ids before it "
+                                    "to log weights; the identity has the function's name and the file's content", later=True)
     sampling_mask: bool = runtime(False, "record the tokens that top_k, top_p and min_p keep at each token, and their log q; "
                                   f"needs a top_k up to {_MOST_KEPT}, and top_k * 16 bytes of memory for each token of a slot")
 
     def check(self, config: Settings) -> None:
-        """Raises ConfigError if kept sets are asked for and could be large."""
+        """Raises ConfigError if kept sets are asked for and could be large, and for a function beside what it replaces."""
         if self.sampling_mask and not 0 < self.top_k <= _MOST_KEPT:
             raise ConfigError("sampler.sampling_mask", True, f"false with sampler.top_k={self.top_k}; or sampler.top_k from 1 "
                               f"to {_MOST_KEPT}, which bounds the sets")
+        if self.function is None:
+            return
+        if not config.engine.calls_functions:
+            raise ConfigError("engine", name_of(config.engine), f"{options_with('engine', 'calls_functions')} with "
+                              "sampler.function")
+        if not config.decoder.is_null:
+            raise ConfigError("decoder", name_of(config.decoder), f"{options_with('decoder', 'is_null')} with "
+                              "sampler.function, which reads each token")
+        if self.temperature is not None or self._fields() != SamplingParams(1.0 / self.alpha):
+            raise ConfigError("sampler.function", self.function, "without a temperature, truncation or penalty: it is the "
+                              "whole law")
+        self.law()
 
     def law(self) -> SamplingParams:
+        if self.function is not None:
+            return SamplingParams(function=_loaded(self.function, fingerprint("sampler.function", self.function)))
+        return self._fields()
+
+    def _fields(self) -> SamplingParams:
         return Penalised.law(self)._replace(top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
                                             temperature_last=self.order == "temperature_last")
+
+    def fingerprint(self) -> str | None:
+        return None if self.function is None else fingerprint("sampler.function", self.function)
 
     def reads_rows(self) -> bool:
         """Kept sets are read from whole rows."""
         return self.sampling_mask
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """The law depends on the temperature alone, given directly or by alpha."""
-        return {**Penalised.canonical(self, config), "alpha": None}
+        """The law depends on the temperature alone, given directly or by alpha, or on a function, known by its name."""
+        of_function = {"function": self.function.rpartition(":")[2], "temperature": None} if self.function else {}
+        return {**Penalised.canonical(self, config), "alpha": None, **of_function}
 
     def remarks(self) -> list[str]:
         """That alpha is a temperature here."""
-        return [] if self.temperature is not None else [
+        return [] if self.temperature is not None or self.function is not None else [
             f"sampler.alpha={self.alpha:g} of sampler=temperature: each token is drawn at temperature {1 / self.alpha:.3g}"]
 
     def power(self) -> float | None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
+    from dflash_mcmc.ops import LawFunction
     from dflash_mcmc.verify.audit import Audit
-    from dflash_mcmc.verify.evidence import LawFunction
 
 
 def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
@@ -48,8 +48,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     from dflash_mcmc.verify.audit import audit
     from dflash_mcmc.verify.drawn import DrawnText
 
-    if unknown := [name for name in law if name not in SamplingParams._fields]:
-        raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams._fields)}")
+    if unknown := [name for name in law if name not in SamplingParams().fields()]:
+        raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams().fields())}")
     if not isinstance(level, Real) or not 0.0 < level < 1.0:
         raise ConfigError("level", level, "a probability between 0 and 1")
     if function is not None and law:
@@ -62,5 +62,5 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
     with evaluating(target.decoder):
-        law_of_token = stated._replace(temperature=0.0) if greedy else stated
-        return audit(target, texts, law_of_token, float(level), function=function)
+        law_of_token = stated._replace(temperature=0.0) if greedy else stated._replace(function=function)
+        return audit(target, texts, law_of_token, float(level))

@@ -13,7 +13,6 @@ from dflash_mcmc.config.command import check_command, options_of, single_job
 from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.potential.python import function_at
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 
@@ -41,13 +40,12 @@ Audits what an engine drew: do the tokens follow the law that it states? TARGET 
     python -m dflash_mcmc.verify texts.jsonl model=tiny sampler.temperature=0.8 sampler.top_p=0.95
 
 For texts of other engines, model=... is the checkpoint that the engine claims to run, and the fields of
-sampler=temperature (or sampler=greedy) state the law: temperature 1 without truncation unless given. Output: the verdict,
-what explains it, and report.html and verify.json in the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
+sampler=temperature (or sampler=greedy) state the law: temperature 1 without truncation unless given. Any other law is a
+function of yours, sampler.function=FILE:FUNCTION. Output: the verdict, what explains it, and report.html and verify.json in
+the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
 
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
-  --law FILE:FUNC   any other law, for a file of texts: a function of logits (vocabulary,) and the ids before the token that
-                    returns log weights (vocabulary,), -inf for what cannot be drawn
   --against OTHER   how often, where and by how much the texts part from a run folder or a file that should have the same
   --distance N      total variation a token between the law of this package's engine in model.dtype and that of float32,
                     from N places of the texts
@@ -73,7 +71,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--distance", type=int)
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--against", type=Path)
-    parser.add_argument("--law")
     parser.add_argument("--concurrency")
     parser.add_argument("--bits", action="store_true")
     given, overrides = options_of(parser, arguments)
@@ -88,10 +85,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"TARGET: given {given.target!r}, which does not exist; allowed: a run folder, a JSON Lines file, or "
                         "the address of a server")
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
-    if given.law and (is_server or path.is_dir() or given.distance or given.against
-                      or _token_law(config) != SamplingParams()):
-        raise UserError(f"--law: given {given.law!r} with a server, a run, --distance, --against or fields of sampler; "
-                        "allowed: with a file of texts, whose whole law it is")
+    function = (_token_law(config) or SamplingParams()).function
+    if is_server and function is not None:
+        raise UserError("sampler.function: given with a server, which cannot be asked for it; allowed: with a file of "
+                        "texts, or a run that was drawn so")
     if (given.concurrency or given.bits) and (not is_server or not given.concurrency or given.distance or given.against):
         raise UserError(f"--{'concurrency' if given.concurrency else 'bits'}: given without a server"
                         f"{' and --concurrency' * (not given.concurrency)}, or with --distance or --against; allowed: for a "
@@ -103,7 +100,7 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.verify import report
 
     files = config.model.files()
-    stated = f" The law is the function {given.law}." if given.law else ""
+    stated = f" The law is the function {function.__name__}." if function else ""
     report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
@@ -132,7 +129,6 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
-    function = function_at("--law", given.law) if given.law else None  # a wrong one is told before the model is read
     numbers = _numbers_at_once(given.concurrency, config) if given.concurrency else []
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
@@ -163,7 +159,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend, function)._replace(
+        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(
             left_out=left_out, defaults=_defaults(config, read))
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
@@ -203,7 +199,8 @@ def _write_cases(arguments: list[str]) -> None:
 def _stated(overrides: list[str]) -> Config:
     def added(names: set[str]) -> list[str]:
         fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
-        if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
+        if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint(
+                {"sampler.temperature", "sampler.alpha", "sampler.function"}):
             fixed.append("sampler.temperature=1.0")  # the sampler's own is 1/alpha
         return fixed
 

@@ -13,7 +13,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.evidence import Evidence, LawFunction, Repeats, Rounding, Steps, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Evidence, Repeats, Rounding, Steps, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -83,14 +83,13 @@ class Audit(NamedTuple):
 
 
 def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams | None, level: float,
-          blend: Blend | None = None, function: LawFunction | None = None, processed: bool = False) -> Audit:
+          blend: Blend | None = None, processed: bool = False) -> Audit:
     """Audits texts against a law.
 
     Args:
         law: how each token was drawn from the target's logits, as it is stated; None compares log p alone.
         level: the probability of a false alarm that is allowed.
         blend: a change of the target's last hidden state by its layers.
-        function: a law that `SamplingParams` cannot state; `law` is then the target itself.
         processed: whether the texts' log p is that of the law, and not the target's.
 
     Raises:
@@ -102,10 +101,10 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     near = near_of(model, read.temperature or 1.0)
     learned, steps = (Repeats(), Steps()) if read.temperature > 0.0 else (None, None)
     more = (*(learned.bets if learned else ()), *(steps.bets if steps else ()))
-    evidence = Evidence([*bets_of(read, function is not None), *more], level)
+    evidence = Evidence([*bets_of(read), *more], level)
     course, tops, outside, errors, kept_otherwise = [], [], [], [], True
     for text in texts:
-        paid = read_text(model, text, read, blend, function)
+        paid = read_text(model, text, read, blend)
         paths = [paid.log] + ([learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else [])
         evidence.add(np.hstack([*paths, *([steps.payments(text.steps, paid.top, paid.expected_top)] if steps else [])]))
         if text.log_p is not None:
@@ -130,8 +129,7 @@ def near_of(model: LanguageModel, temperature: float) -> float:
 
 
 @torch.no_grad()
-def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None,
-              function: LawFunction | None = None) -> Payments:
+def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
     """What the tokens of a text pay, and their log p."""
     layers = () if blend is None else blend.tapped_layers(len(model.layers))
     sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)
@@ -145,4 +143,4 @@ def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend:
         return sequences.checked(model.logits(state))
 
     near = Rounding(near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS)
-    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))), near, function)
+    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))), near)

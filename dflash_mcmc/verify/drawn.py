@@ -128,7 +128,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: SamplingParams) -> DrawnText | None:
-    for name, stated in law._asdict().items():
+    for name, stated in law.fields().items():
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
                             f"({_stating(name, row[name], law)})")
@@ -258,7 +258,7 @@ def draw(server: Endpoint, config: Config, model: LanguageModel, law: SamplingPa
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
     prompts, longest = build.prompts(config, model, config.dataset.problems()), config.dataset.max_new_tokens
-    common = {"model": server.model, **law._asdict()}
+    common = {"model": server.model, **law.fields()}
     keys = [(problem, chain) for problem in prompts for chain in range(config.num_chains)]
     every = {key: {"prompt_ids": prompts[key[0]].tolist(), **common, "max_tokens": longest if concurrency is None else max(
         1, longest // _LIMITS[place % len(_LIMITS)])} for place, key in enumerate(keys)}
@@ -316,7 +316,7 @@ def asked_of(server: Endpoint, law: SamplingParams) -> dict[str, Any]:
 def stated(law: SamplingParams) -> dict[str, float]:
     """The parameters of a law. What has no effect is not sent: servers refuse what they do not know."""
     always = ("temperature", "top_p")
-    return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
+    return {name: value for name, value in law.fields().items() if name in always or value != getattr(SamplingParams(), name)}
 
 
 def kept_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:

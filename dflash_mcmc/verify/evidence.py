@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process
-from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process, text_of
 from dflash_mcmc.forcing.layers import log_probability
 from dflash_mcmc.ops import SamplingParams
 
@@ -164,9 +163,8 @@ class Payments(NamedTuple):
     target_log_p: np.ndarray
 
 
-def bets_of(law: SamplingParams, by_function: bool = False) -> list[Bet]:
-    """The bets against a law, or against that of a function. Temperature 0 leaves nothing to bet on: every other token is a
-    mistake."""
+def bets_of(law: SamplingParams) -> list[Bet]:
+    """The bets against a law. Temperature 0 leaves nothing to bet on: every other token is a mistake."""
     if law.temperature == 0.0:
         return [Bet("none", "nothing: every token is certain")]
     made = [Bet("temperature", f"temperature {law.temperature / power:.3g} instead of {law.temperature:.3g}")
@@ -174,11 +172,16 @@ def bets_of(law: SamplingParams, by_function: bool = False) -> list[Bet]:
     for group, what in (("most likely token", "the most likely token"), ("first token", "the most likely token at the start"),
                         ("repetition", "a token that the answer has already"), ("prompt", "a token that the prompt has")):
         made += [Bet(group, f"{what}: {math.exp(strength):.2g} times its odds") for strength in _STRENGTHS]
-    if not law.truncates:
+    if _may_be_cut(law):
         made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
     elif _order_matters(law):
         made += [Bet("truncation", other_order(law))]
-    return [*made, *[Bet("function", "the target's own law: the function is not applied")] * by_function]
+    return [*made, *[Bet("function", "the target's own law: the function is not applied")] * (law.function is not None)]
+
+
+def _may_be_cut(law: SamplingParams) -> bool:
+    """Whether bets are made on a truncation that is not stated."""
+    return law.function is not None or not law.truncates
 
 
 def other_order(law: SamplingParams) -> str:
@@ -212,14 +215,9 @@ class Rounding(NamedTuple):
 NO_ROUNDING = Rounding(0.0, 0.0)
 
 
-LawFunction = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
-"""Any law of a token: float32 logits (vocabulary,) and the ids before the token, int64, to log weights (vocabulary,) of any
-normalisation. -inf stands for a token that cannot be drawn."""
-
-
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice], near: Rounding = NO_ROUNDING, function: LawFunction | None = None) -> Payments:
+             pieces: Sequence[slice], near: Rounding = NO_ROUNDING) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -228,36 +226,18 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
         near: the rounding of engines.
-        function: takes the place of `law`, which is then the target itself.
 
-    Raises UserError if the function fails or returns something else.
+    Raises UserError if the function of the law fails or returns something else.
     """
-    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near, function) for piece in pieces]
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near) for piece in pieces]
     return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
-def _by_function(function: LawFunction, logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray,
-                 piece: slice) -> torch.Tensor:
-    """The log weights of each place of a piece, (n, vocabulary)."""
-    text, rows = np.concatenate([prompt, tokens]), []
-    for row, place in zip(logits, range(len(prompt) + piece.start, len(prompt) + piece.stop), strict=False):
-        try:
-            returned = function(row.clone(), text[:place])
-            weights = torch.as_tensor([] if returned is None else returned, dtype=row.dtype, device=row.device)
-        except Exception as error:  # it is another person's function
-            raise UserError(f"--law: fails at token {place}: {type(error).__name__}: {reason_of(error)}") from error
-        if weights.shape != row.shape or not weights.isfinite().any() or not (weights < torch.inf).all():
-            raise UserError(f"--law: returns {tuple(weights.shape)} at token {place}, or nothing that can be drawn; allowed: "
-                            f"{len(row)} log weights, finite or -inf")
-        rows.append(weights)
-    return torch.stack(rows)
-
-
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
-              near: Rounding, function: LawFunction | None) -> Payments:
+              near: Rounding) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
     history = history_of(logits, prompt, tokens, law, piece)
-    kept = process(logits, law, history) if function is None else _by_function(function, logits, prompt, tokens, piece)
+    kept = process(logits, law, history)
     log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
     best = kept.argmax(dim=-1)
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
@@ -266,7 +246,7 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     # llama.cpp truncates at temperature 1; transformers and vLLM truncate what the temperature has made
     turned = law._replace(temperature_last=not law.temperature_last)
     other_way = process(logits, turned, history) if _order_matters(law) else kept
-    if function is not None:
+    if law.function is not None:
         beyond = torch.where(possible, 0.0, torch.inf)  # its logits do not say how far a token is from those that it keeps
     elif not possible.all():
         whole = process(logits, law.untruncated()._replace(temperature=law.temperature or 1.0), history)
@@ -287,7 +267,7 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
             inside = other_way.masked_fill(~kept.isfinite(), -torch.inf)
             other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
             laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())
-        if function is not None:
+        if law.function is not None:
             laws.append(((1.0 - _SLIP) * (log_probability(logits, drawn).double() - of_drawn).exp() + _SLIP).log())
         paid = torch.stack(laws, dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
@@ -401,7 +381,7 @@ def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, e
     yield from _tilts(repeated.any(dim=1).double(), (p[:, answer] * before).sum(dim=1).double())
     ids = torch.from_numpy(np.unique(prompt)).to(p.device)
     yield from _tilts(torch.isin(drawn, ids).double(), p[:, ids].sum(dim=1).double())
-    if not law.truncates:
+    if _may_be_cut(law):
         highest = p.topk(min(_CANDIDATES, p.shape[1]), dim=-1)
         own = p.gather(1, drawn[:, None])[:, 0].double()  # in the precision of the candidates
         for cut in _CUTS:
@@ -440,7 +420,9 @@ def _first_places(tokens: np.ndarray, piece: slice, device: torch.device) -> tup
 
 
 def history_of(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> History:
-    """The earlier tokens of each row, as far as the law's penalties need them."""
+    """The earlier tokens of each row, as far as the law needs them."""
+    if law.function is not None:
+        return text_of(np.concatenate([prompt, tokens]), len(prompt) + piece.start, len(tokens[piece]), logits.device)
     if not law.has_penalty:
         return History()
     counts, rows = counts_of(tokens[: piece.start], logits[0]), []

@@ -15,7 +15,7 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import audit as audits
 from dflash_mcmc.verify.audit import Audit
 from dflash_mcmc.verify.drawn import DrawnText
-from dflash_mcmc.verify.evidence import LawFunction, payments
+from dflash_mcmc.verify.evidence import payments
 from tests.verify.test_evidence import exclude_top_choices
 
 VOCABULARY, TEXTS, TOKENS, DRAFTED = 24, 6, 40, 3
@@ -93,21 +93,20 @@ class Step(NamedTuple):
     """A step of a law as it is stated, an engine that takes it, and engines that take it wrongly."""
 
     law: SamplingParams
-    function: LawFunction | None
     right: Callable[[np.random.Generator, int], Drawn]
     wrong: dict[str, Callable[[np.random.Generator, int], Drawn]]
 
 
 STEPS = {
-    "order=temperature_last": Step(LAST, None, by_law(LAST), {"the temperature is first": by_law(FIRST)}),
-    "order=temperature_first": Step(FIRST, None, by_law(FIRST), {"the temperature is last": by_law(LAST)}),
-    "top_n_sigma": Step(SIGMA, None, by_law(SIGMA), {
+    "order=temperature_last": Step(LAST, by_law(LAST), {"the temperature is first": by_law(FIRST)}),
+    "order=temperature_first": Step(FIRST, by_law(FIRST), {"the temperature is last": by_law(LAST)}),
+    "top_n_sigma": Step(SIGMA, by_law(SIGMA), {
         "it is ignored": by_law(SamplingParams()), "1.2 in place of 1.5": by_law(SamplingParams(top_n_sigma=1.2))}),
-    "typical_p": Step(TYPICAL, None, by_law(TYPICAL), {
+    "typical_p": Step(TYPICAL, by_law(TYPICAL), {
         "it is ignored": by_law(SamplingParams()), "it is read as top-p": by_law(SamplingParams(top_p=0.6))}),
-    "steps": Step(WARM, None, by_blocks(), {"the bonus token is the draft's": by_blocks("bonus"),
+    "steps": Step(WARM, by_blocks(), {"the bonus token is the draft's": by_blocks("bonus"),
                                             "a rejected token's key stays": by_blocks("stale")}),
-    "--law, XTC": Step(SamplingParams(), exclude_top_choices, by_excluding(0.5), {
+    "function, XTC": Step(SamplingParams(function=exclude_top_choices), by_excluding(0.5), {
         "it is ignored": by_excluding(0.0), "it excludes always": by_excluding(1.0)})}
 
 
@@ -119,14 +118,13 @@ def audited(step: Step, draw: Callable[[np.random.Generator, int], Drawn], seed:
         tokens, steps = draw(rng, int(prompt[-1]))
         read.append(DrawnText(str(number), prompt, np.array(tokens), steps=steps))
 
-    def of_table(model: object, text: DrawnText, law: SamplingParams, blend: None, function: LawFunction | None):
+    def of_table(model: object, text: DrawnText, law: SamplingParams, blend: None):
         logits = torch.from_numpy(TABLE[np.append(text.prompt[-1:], text.tokens[:-1])]).float()
-        return payments(lambda piece: logits[piece], text.prompt, text.tokens, law, [slice(0, len(text.tokens))],
-                        function=function)
+        return payments(lambda piece: logits[piece], text.prompt, text.tokens, law, [slice(0, len(text.tokens))])
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(audits, "read_text", of_table)
-        return audits.audit(SimpleNamespace(dtype=torch.float32), read, step.law, 1e-3, function=step.function)
+        return audits.audit(SimpleNamespace(dtype=torch.float32), read, step.law, 1e-3)
 
 
 def red_at(found: Audit) -> int | None:

@@ -618,11 +618,12 @@ def test_a_law_of_ones_own(tmp_path, capsys):
     law.write_text("def same(logits, text):\n    return logits\n\n"
                    "def never(logits, text):\n    logits[1:] = -float('inf')\n    return logits\n")
     given = [str(file), "model=tiny", f"paths.outputs={tmp_path}"]
-    assert told([*given, "--law", f"{law}:same"], capsys)[0] == 0
-    code, out, _ = told([*given, "--law", f"{law}:never"], capsys)
+    assert told([*given, f"sampler.function={law}:same"], capsys)[0] == 0
+    code, out, _ = told([*given, f"sampler.function={law}:never"], capsys)
     assert (code, "RED: 1 of 1 tokens" in out, "no token of the law" in out) == (1, True, True)
-    for more, says in ((["--law", f"{law}:other"], "allowed: FILE:FUNCTION"), (["--law", "no:f"], "allowed: FILE:FUNCTION"),
-                       (["--law", f"{law}:same", "sampler.top_p=0.5"], "allowed: with a file of texts, whose whole law")):
+    for more, says in (([f"sampler.function={law}:other"], "allowed: FILE:FUNCTION"),
+                       (["sampler.function=no:f"], "allowed: FILE:FUNCTION"),
+                       ([f"sampler.function={law}:same", "sampler.top_p=0.5"], "it is the whole law")):
         code, _, err = told([*given, *more], capsys)
         assert (code, says in err) == (2, True)
 

@@ -89,7 +89,7 @@ class GraphedSteps:
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`."""
-        if len(groups) > 1 or riders is not None:
+        if len(groups) > 1 or riders is not None or any(law.function for law in (groups[0].params, *groups[0].laws)):
             self._stepper.step(cache, state, batch, key_length, groups, floors, riders)
             return
         if self._version != self._endings.version:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.ops import LawFunction, SamplingParams
 
 _BLOCK = 512
 """Token ids whose weights are summed together."""
@@ -52,15 +53,19 @@ class Weights(NamedTuple):
 
 
 class History(NamedTuple):
-    """The tokens that penalties read. A field may be None where no penalty reads it.
+    """The tokens that a law reads. A field may be None where it reads none.
 
     Attributes:
         seen: bool (rows, vocabulary), the tokens in the prompt or generation, for a repetition penalty.
         counts: float32 (rows, vocabulary), how often each token is in the generation, for frequency and presence penalty.
+        tokens: int64 (rows, length), prompt and generation, for a function.
+        lengths: int64 (rows,), how many of `tokens` are before the token; 0 for a row that draws nothing.
     """
 
     seen: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
 
     def of_rows(self, rows: torch.Tensor) -> History:
         """The history of some rows, int64 (n,)."""
@@ -73,8 +78,14 @@ def counts_of(tokens: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like).index_add_(0, ids, torch.ones_like(ids, dtype=like.dtype))
 
 
+def text_of(sequence: np.ndarray, start: int, count: int, device: torch.device) -> History:
+    """The tokens before each of the `count` places from `start` on of a sequence, int64 (n,)."""
+    tokens = torch.from_numpy(np.asarray(sequence, dtype=np.int64)).to(device)
+    return History(tokens=tokens.expand(count, -1), lengths=torch.arange(start, start + count, device=device))
+
+
 NO_HISTORY = History()
-"""For laws without penalties."""
+"""For laws that read no tokens."""
 
 
 def weigh(logits: torch.Tensor) -> Weights:
@@ -108,12 +119,16 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
     Args:
         logits: float32 (rows, vocabulary); -inf where a token can never be drawn.
         params: sampling parameters. Temperature 0 gives a point mass on the most likely token. The smallest id wins a tie.
-        history: the earlier tokens of each row, as far as a penalty needs them.
+        history: the earlier tokens of each row, as far as the parameters need them.
 
     Returns:
         float32 (rows, vocabulary), with -inf outside the support. If they are too large for float32 in a row, its largest
         value is not finite, and the weights and log-probabilities made of them are not numbers.
+
+    Raises UserError if the function of `params` fails or returns no law.
     """
+    if params.function is not None:
+        return _of_function(params.function, logits, history)
     if params.temperature == 0.0:
         tokens, certain = most_likely(logits, params, history)
         return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], certain[:, None])
@@ -134,6 +149,27 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
     return logits / params.temperature if params.temperature != 1.0 and params.temperature_last else logits
+
+
+def _of_function(function: LawFunction, logits: torch.Tensor, history: History) -> torch.Tensor:
+    """The log weights that a function gives, one row after another. It reads tokens on the host, so no graph can hold it."""
+    if history.tokens is None or history.lengths is None:
+        raise ValueError("a function needs the tokens before each row")
+    rows = []
+    for row, text, place in zip(logits, history.tokens.cpu().numpy(), history.lengths.tolist(), strict=True):
+        if not place:
+            rows.append(row)
+            continue
+        try:
+            returned = function(row.clone(), text[:place].copy())
+            weights = torch.as_tensor([] if returned is None else returned, dtype=row.dtype, device=row.device)
+        except Exception as error:  # it is another person's function
+            raise UserError(f"sampler.function: fails at token {place}: {type(error).__name__}: {reason_of(error)}") from error
+        if weights.shape != row.shape or not weights.isfinite().any() or not (weights < torch.inf).all():
+            raise UserError(f"sampler.function: returns {tuple(weights.shape)} at token {place}, or nothing that can be "
+                            f"drawn; allowed: {len(row)} log weights, finite or -inf")
+        rows.append(weights)
+    return torch.stack(rows)
 
 
 def _without(logits: torch.Tensor, left_out: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -458,7 +458,7 @@ def _scored_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.nd
 
 
 def _history_of(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
-    """The tokens that penalties read, for the logits `values` at the positions from `first` on."""
+    """The tokens that laws read, for the logits `values` at the positions from `first` on."""
     seen = counts = None
     if any(params.repetition_penalty != 1.0 for params in (score.params, *score.laws)):
         seen = torch.zeros_like(values, dtype=torch.bool)
@@ -471,4 +471,6 @@ def _history_of(values: torch.Tensor, score: Score, sequence: np.ndarray, first:
         later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)
         counts[1:].scatter_(1, later[:, None], 1.0)
         counts = counts.cumsum(dim=0)
+    if any(params.function for params in (score.params, *score.laws)):
+        return laws.text_of(sequence, first + 1, len(values), values.device)._replace(seen=seen, counts=counts)
     return laws.History(seen, counts)

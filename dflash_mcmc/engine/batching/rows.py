@@ -119,6 +119,7 @@ class Rows:
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a repetition penalty needs it.
         counts: float32 (rows, vocabulary), how often a token is in the generation, or in the prompt too; empty until a
             frequency or presence penalty needs it.
+        reads_tokens: whether a law reads the tokens before the next one, which its draw has written from the start.
     """
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
@@ -139,6 +140,7 @@ class Rows:
         self.status.fill_(Status.DONE)
         self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self.counts = torch.zeros(0, vocab_size, device=device)
+        self.reads_tokens = False
 
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
@@ -178,8 +180,11 @@ class Rows:
         self.counts[row] = counts_of(tokens, self.counts[row])
 
     def history(self, batch: int) -> History:
-        """The tokens that penalties read, for the first `batch` rows."""
-        return History(*(values[:batch] if len(values) else None for values in (self.seen, self.counts)))
+        """The tokens that laws read, for the first `batch` rows."""
+        seen, counts = (values[:batch] if len(values) else None for values in (self.seen, self.counts))
+        if not self.reads_tokens:
+            return History(seen, counts)
+        return History(seen, counts, self.tokens[:batch], (self.position[:batch] + 1) * (self.status[:batch] == Status.LIVE))
 
     def reserve_columns(self, width: int) -> None:
         """Makes room for `width` columns."""

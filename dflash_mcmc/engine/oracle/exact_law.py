@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from dflash_mcmc.ops import SamplingParams
 
@@ -24,6 +25,9 @@ def process(logits: np.ndarray, params: SamplingParams, prompt: np.ndarray, gene
     `prompt` and `generated` are the token ids before this one. A repetition penalty reads both, frequency and presence
     penalty only `generated`, unless the parameters count the prompt.
     """
+    if params.function is not None:
+        text = np.concatenate([prompt, generated]).astype(np.int64)
+        return log_softmax(np.asarray(params.function(torch.tensor(logits, dtype=torch.float32), text)))
     logits = np.array(logits, dtype=np.float64)
     present = np.unique(np.concatenate([prompt, generated]).astype(np.int64))
     chosen = logits[present]

@@ -185,7 +185,7 @@ class Speculator:
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
         if self.speculation.fault.late_history:
             marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
-        seen, counts = state.history(batch)
+        seen, counts = state.history(batch)[:2]
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
 
