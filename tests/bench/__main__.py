@@ -1,7 +1,7 @@
 """Measures the engine's speed and memory. The results are printed as tables and written to bench.json.
 
     python -m tests.bench                               the parts that need no GPU (at most half an hour on two cores)
-    python -m tests.bench subjects=[tiny] parts=[a,c]   two parts, for the embedded model
+    python -m tests.bench subjects=[tiny] parts=[c,f]   two parts, for the embedded model
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16")
-_PARTS = ("a", "c", "f", "g", "h", "i", "j", "o")
-_WITH_DRAFT = ("h", "i", "j")
+_PARTS = ("c", "f", "g", "h", "i", "o")
+_WITH_DRAFT = ("h", "i")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,18 +35,15 @@ class Bench:
 
     subjects: list[str] = runtime(["tiny", "mid"], "models to measure: tiny (embedded), mid (random, 107 M parameters), "
                                   "smollm2 and smollm2_bfloat16 (after make smollm2)")
-    parts: list[str] = runtime(["a", "c", "f", "g", "h", "i", "j", "o"], "parts to run: a published loop, c overhead, "
-                               "f memory, g growth, h decoders, i chains by decoder, j speculation of transformers, o chains"
-                               " of equal length against generate")
+    parts: list[str] = runtime(["c", "f", "g", "h", "i", "o"], "parts to run: c overhead, f memory, g growth, h decoders, "
+                               "i chains by decoder, o chains of equal length against generate")
     tiny_slots: int = runtime(256, "number of slots for the embedded model", ge=1)
     mid_slots: int = runtime(64, "number of slots for the mid-size model", ge=1)
     waves: int = runtime(4, "number of chains per slot", ge=1)
-    blocks: int = runtime(16, "number of blocks of power_mh", ge=1)
-    loop_chains: int = runtime(10, "number of chains of the loop over transformers.generate", ge=1)
     mid_horizon: int = runtime(64, "number of new tokens of the models other than the embedded one", ge=16)
     decoder_slots: list[int] = runtime([1, 4, 16], "numbers of slots in parts h and i")
-    decoder_chains: int = runtime(16, "number of chains in parts h and j with one slot; part i uses half", ge=1)
-    draft_path: str = runtime(MISSING, "folder of the embedded model's draft for parts h to j")
+    decoder_chains: int = runtime(16, "number of chains in part h with one slot; part i uses half", ge=1)
+    draft_path: str = runtime(MISSING, "folder of the embedded model's draft for parts h and i")
     smollm2_draft: str | None = runtime(MISSING, "folder of a draft for smollm2; null measures what needs no draft")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
@@ -79,7 +76,7 @@ def bench(plan: Bench) -> Path:
         draft = plan.draft_path if name == "tiny" else plan.smollm2_draft
         subject = subject_of(name, plan.mid_horizon, draft, plan.paths.outputs)
         slots = plan.tiny_slots if name == "tiny" else plan.mid_slots
-        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, plan.decoder_slots, plan.decoder_chains)
+        sizes = Sizes(slots, plan.waves, plan.decoder_slots, plan.decoder_chains)
         for part in plan.parts:
             started = time.perf_counter()
             rows = PARTS[part](subject, sizes)

@@ -31,9 +31,6 @@ class Sizes(NamedTuple):
     slots: int
     waves: int
     """Number of chains per slot. With several chains per slot, the half-empty last wave has little weight."""
-    loop_chains: int
-    """Number of chains of the loop over `generate`."""
-    blocks: int
     decoder_slots: Sequence[int] = ()
     """Numbers of slots in the parts on decoders."""
     decoder_chains: int = 1

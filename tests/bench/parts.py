@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import psutil
 import torch
-from tqdm import tqdm
 from transformers import DynamicCache
 
 from dflash_mcmc.engine.batching.batched import BatchedEngine
@@ -19,33 +18,11 @@ from dflash_mcmc.engine.batching.cache import cache_argument
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, decoders, equal_chains, measure, published
+from tests.bench import decoders, equal_chains, measure
 from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from tests.bench.subject import Subject, subject_of
 
 _REPEATS = 20
-
-
-def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(a) The engine compared with the published loop over `transformers.generate`, at 2 and at 10 steps per block."""
-    rows = []
-    for steps, chains in ((2, sizes.loop_chains), (10, max(1, sizes.loop_chains // 2))):
-        sampler, full = (power_mh(num_blocks=sizes.blocks, num_steps=steps, early_reject=early) for early in ("exact", "off"))
-        bar = tqdm(range(chains), desc=f"{subject.name} loop over generate, {steps} steps", unit="chain", leave=False)
-        # The engine and the loop run the same problems. Levels have a period of five, so a step of 5 n + 1 visits all levels.
-        step = len(subject.prompts) // chains // 5 * 5 + 1
-        same = subject._replace(prompts=[subject.prompts[n * step % len(subject.prompts)] for n in range(chains)])
-        loop = [published.chain(same, full, same.prompts[n], Key(0).fold_in("loop", n)) for n in bar]
-        waves = sizes.waves if steps == 2 else 1
-        ours = run(same, sampler, sizes.slots, waves * sizes.slots, label=f"engine, {steps} steps")
-        seconds, forwards = (np.mean([getattr(spent, name) for spent in loop]) for name in ("seconds", "token_forwards"))
-        rows.append({
-            "steps a block": steps, "loop s/problem": seconds, "engine s/problem": ours.seconds / ours.num_chains,
-            "faster": seconds * ours.num_chains / ours.seconds, "loop token-forwards": forwards,
-            "engine token-forwards": ours.mean_token_forwards, "fewer": forwards / ours.mean_token_forwards,
-            "loop accepts": sum(s.accepted for s in loop) / sum(s.proposals for s in loop), "engine accepts": ours.acceptance,
-            "utilisation": ours.counters.utilisation})
-    return rows
 
 
 def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
@@ -97,8 +74,7 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
-    "a": against_the_published_loop, "c": overhead, "f": memory, "g": growth, "h": decoders.drawing, "i": decoders.chains,
-    "j": assisted.against_transformers, "o": equal_chains.against_generate}
+    "c": overhead, "f": memory, "g": growth, "h": decoders.drawing, "i": decoders.chains, "o": equal_chains.against_generate}
 
 
 def _rates(got: Measurement) -> dict:
