@@ -204,10 +204,6 @@ class Cost(NamedTuple):
     """Drafted tokens that were kept."""
     tokens_shared: int = 0
     """Positions at which the target was not evaluated again, because draws asked for together had the same tokens."""
-    adapt_steps: int = 0
-    """Gradient steps of a draft that learns."""
-    adapt_dropped: int = 0
-    """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
     """Blocks that a decoder verified, if its sampler uses the draft too; else 0."""
     tokens_verified: int = 0

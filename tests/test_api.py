@@ -69,7 +69,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
             assert getattr(sample, name) == record[name]
         assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
         # A record has these only if they are not 0.
-        recorded = {"blocks_verified": 0, "tokens_verified": 0, "tokens_shared": 0, "adapt_steps": 0, "adapt_dropped": 0,
+        recorded = {"blocks_verified": 0, "tokens_verified": 0, "tokens_shared": 0,
                     "companion_forwards": 0, **record}
         assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
         assert list(sample.trace) == record["trace"]

@@ -224,7 +224,7 @@ def test_the_drafter_of_the_page_has_what_an_engine_asks_for():
     exec(code[code.index("class RepeatDrafter:") :], found)
     drafter = found["RepeatDrafter"](3)
     wanted = {*Drafter.__annotations__, *(name for name in vars(Drafter) if not name.startswith("_"))}
-    assert {"num_drafted", "token_bytes", "propose"} <= wanted
+    assert {"num_drafted", "tapped_layers", "propose"} <= wanted
     assert [name for name in wanted if not hasattr(drafter, name)] == []
 
 

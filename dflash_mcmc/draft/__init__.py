@@ -57,10 +57,6 @@ class Draft(Component):
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
 
-    def learns(self) -> bool:
-        """Whether the draft changes while it is used."""
-        return False
-
     def size(self) -> DraftSize | None:
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
@@ -162,11 +158,10 @@ class CheckpointDraft(Draft):
         record = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training")
         return record if isinstance(record, dict) else {}
 
-    def network(self, target: LanguageModel, packs: bool = True) -> Any:
+    def network(self, target: LanguageModel) -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
 
-        Args:
-            packs: whether its linear layers are replaced on a CPU (`linear.py`). It then has no gradients.
+        On a CPU its linear layers are replaced (`linear.py`), and have no gradients.
         """
         from dflash_mcmc.draft.network.checkpoint import EMBEDDING, HEAD, check_copies, check_pair
 
@@ -178,7 +173,7 @@ class CheckpointDraft(Draft):
         if shape.draft_vocab_size or not self.has_block_network:  # the head is the network's own
             del copies[HEAD]
         check_copies(folder, copies)
-        return _network(str(folder), self.dtype, str(target.device), family, packs)
+        return _network(str(folder), self.dtype, str(target.device), family)
 
     def _shape(self, folder: Path) -> Any:
         """Raises UserError for a config that is not of this kind."""
@@ -189,15 +184,14 @@ class CheckpointDraft(Draft):
 
 
 @lru_cache(maxsize=1)
-def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) -> Any:
+def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
     import torch
 
     from dflash_mcmc.draft.network import checkpoint
     from dflash_mcmc.engine.batching import linear
 
     network = checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
-    if packs:
-        linear.replace_layers(network)
+    linear.replace_layers(network)
     return network
 
 
@@ -223,20 +217,6 @@ def check_features(config: Settings, user: str) -> None:
         able = options_with("draft", "reads_features")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which needs logits for a whole block from one "
                           "forward on the target's features")
-
-
-def check_adapting(config: Settings, mode: str) -> None:
-    """Checks that the draft may learn while it is used: that laws are kept, and that an engine uses it. Raises ConfigError.
-
-    The law of a proposal, and a blend's target, must stay the same along a chain. What is learned from the prompt does.
-    """
-    if not config.probe.is_null:
-        raise ConfigError("draft.adapt", mode, f"none with probe={name_of(config.probe)}")
-    for group in ("sampler", "blend"):
-        user = getattr(config, group)
-        if mode == "online" and (user.needs_draft or user.takes_draft):
-            raise ConfigError("draft.adapt", mode, f"none or context with {group}={name_of(user)}: the draft is part of a law "
-                              "there, and learning along the chain would change that law")
 
 
 def load_feature_drafter(config: Settings, target: LanguageModel) -> DFlashDrafter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dflash_mcmc.config.command import options_of, single_job
 from dflash_mcmc.config.identity import plain
@@ -93,9 +93,6 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
     job = single_job(f"drafts {command}", overrides, given, added)
     if isinstance(decoder := job.config.decoder, SpeculativeDecoder) and decoder.trace:
         raise ConfigError("decoder.trace", True, "false with drafts speed, which traces one turn and times others without")
-    if job.config.draft.learns():
-        raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that "
-                          "learns is another draft in every block, which ordinary runs measure")
     return job.config, dict(job.choices)
 
 

@@ -227,9 +227,6 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["prompt_forwards"] = cost.prompt_forwards
     if cost.companion_forwards:
         record["companion_forwards"] = cost.companion_forwards
-    if cost.adapt_steps or cost.adapt_dropped:
-        record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
-                   "adapt_seconds": round(done.adapt_seconds, 6)}
     if done.walk:
         record["walk"] = list(done.walk)
     return cast("Record", {**record, "grader": grader})

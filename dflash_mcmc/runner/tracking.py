@@ -250,7 +250,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
 def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict:
     """The content of `summary.json`."""
     summary = {**summaries.summarise(label, records), **summaries.rates(records), **finish_counts(records),
-               **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),
+               **summaries.measures(records), **summaries.beside(records),
                **summaries.times(records)}
     for name in aggregates:
         summary |= summaries.aggregate(label, records, vote.rules.get(name, name), num_chains)

@@ -133,16 +133,6 @@ def beside(records: Sequence[Record]) -> dict[str, int]:
     return {"companion_forwards": sum(forwards)} if forwards else {}
 
 
-def adapting(records: Sequence[Record]) -> dict[str, float]:
-    """Totals over the records of a draft that has learned: steps, dropped steps, and their seconds. Empty for other drafts."""
-    learned = [record for record in records if "adapt_steps" in record]
-    if not learned:
-        return {}
-    return {"adapt_steps": sum(record["adapt_steps"] for record in learned),
-            "adapt_dropped": sum(record["adapt_dropped"] for record in learned),
-            "adapt_seconds": sum(record["adapt_seconds"] for record in learned)}
-
-
 def rates(records: Sequence[Record]) -> dict[str, float | None]:
     """Ends of the 95 % bootstrap intervals over problems for rates and costs: `acceptance_low`, `acceptance_high`, ..."""
     of = Clusters([record["problem"] for record in records])

@@ -135,12 +135,6 @@ class Record(TypedDict):
     it is 0."""
     companion_forwards: NotRequired[Count]
     """Positions at which the other model of a blend was evaluated; only if there is one."""
-    adapt_steps: NotRequired[Count]
-    """Gradient steps of the draft. This field and the next two are there only if the draft has learned."""
-    adapt_dropped: NotRequired[Count]
-    """Steps that were left out, because their gradient was not finite."""
-    adapt_seconds: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of these steps; a part of the engine's time. Chains of a problem share the steps on their prompt."""
     seconds: Annotated[float, Range(0)]
     """Seconds from the chain's start in a slot to its end."""
     share_seconds: Annotated[float, Range(0)]

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.draft.network.adaptation import kl_divergences, slot_weights
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train.blocks import Known, Network, TargetReader, TrainingBlocks, drafted
@@ -129,8 +128,22 @@ class Objective(NamedTuple):
 
 
 def weights_of(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torch.Tensor:
-    """See `slot_weights`, float32 (rows, blocks, num_drafted); padding and positions after the end have weight 0."""
-    return slot_weights((blocks.anchors >= 0) * (blocks.lengths[:, None] - 1 - blocks.anchors), num_drafted, gamma)
+    """exp(-(k - 1) / gamma) of slot k, float32 (rows, blocks, num_drafted); 0 for padding and positions after the end."""
+    counts = (blocks.anchors >= 0) * (blocks.lengths[:, None] - 1 - blocks.anchors)
+    slots = torch.arange(num_drafted, device=counts.device)
+    return (slots < counts[..., None]) * torch.exp(-slots / gamma)
+
+
+def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
+    """KL(p_alpha | q) in nats, shape (...), with q = softmax(logits) and p_alpha = softmax(alpha · target).
+
+    `logits` and `target` have the shape (..., ids). p_alpha is the target's next-token distribution to the power alpha,
+    normalised. The minimum is 0, at q = p_alpha.
+    """
+    log_p = torch.log_softmax(alpha * target, dim=-1)
+    # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).
+    ratio = torch.where(torch.isneginf(target), 0.0, log_p - torch.log_softmax(logits, dim=-1))
+    return (log_p.exp() * ratio).sum(dim=-1)
 
 
 def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,

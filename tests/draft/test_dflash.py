@@ -10,7 +10,6 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 RUN = ("decoder=speculative_match", "sampler=greedy", "dataset.limit=2", "dataset.max_new_tokens=32")
@@ -53,21 +52,3 @@ def test_a_block_size_above_the_trained_one_is_refused(make_config, checkpoint):
     size = json.loads((checkpoint / "config.json").read_text())["block_size"]
     refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}",
             f"draft.block_size={size + 1}")
-
-
-def test_records_and_summary_have_the_work_of_a_draft_that_learns(make_config):
-    """Its samples are those of the frozen draft, in the same folder's name: learning changes no output here."""
-    short = (*RUN, "draft=tiny", "draft.block_size=3")
-    frozen = execute(make_config(*short))
-    config = make_config(*short, "draft.adapt=online", "name=learning")
-    learning = execute(config)
-    assert learning.folder.name == frozen.folder.name
-    before, after = read_records(frozen.folder), read_records(learning.folder)
-    assert [record["tokens"] for record in after] == [record["tokens"] for record in before]
-    assert not any(name.startswith("adapt") for record in before for name in record)
-    assert [record["adapt_steps"] for record in after] == [record["blocks_drafted"] // 4 for record in after]
-    assert sum(record["adapt_steps"] for record in after) > 0
-    for name in ("adapt_steps", "adapt_dropped", "adapt_seconds"):
-        assert learning.summary[name] == pytest.approx(sum(record[name] for record in after))
-        assert name not in frozen.summary
-    assert 0 < learning.summary["adapt_seconds"] <= sum(record["share_seconds"] for record in after)

@@ -324,7 +324,6 @@ def test_samplers_that_draw_from_it(make_config, half):
      r"sampler.proposal=mixture: sequences with a token that this draft lacks would never be proposed"),
     (["sampler=power_smc", "sampler.proposal=draft"], r"with sampler.proposal=draft, or sampler.proposal=target: sequences"),
     (["blend=draft"], r"draft: given 'dflash'; allowed: a draft with all tokens of the target with blend=draft"),
-    (["decoder=speculative_match", "draft.adapt=online"], r"draft.adapt: given 'online'; allowed: none with a reduced"),
 ])
 def test_what_is_refused(make_config, half, given, line):
     with pytest.raises(UserError, match=line):

@@ -128,8 +128,6 @@ def test_tau_of_the_training_is_shown():
     (["speed", "draft=none"], "draft: given 'none'; allowed: a draft, such as tiny"),
     (["speed", "draft=tiny", "decoder=plain"], "decoder: given 'plain'; allowed: speculative_match"),
     (["speed", "draft=tiny", "decoder.trace=true"], "decoder.trace: given True; allowed: false with drafts speed, which"),
-    (["speed", "draft=tiny", "draft.adapt=online"], "draft.adapt: given 'online'; allowed: none with drafts speed: a"),
-    (["check", "draft=tiny", "draft.adapt=context"], "draft.adapt: given 'context'; allowed: none with drafts check: a draft"),
     (["speed", "sampler=greedy"], "sampler: given with drafts speed; allowed: model"), (["check", "--wrong"], "not an option"),
     (["check", "sampler=greedy"], "sampler: given with drafts check; allowed: model"),
     (["check", "model=tiny", "draft=tiny", f"--out={__file__}"], "a file; allowed: a folder"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
@@ -91,22 +91,6 @@ def test_rescoring_changes_nothing_on_an_absolute_grid():
     target = power_target(tabular, HORIZON, 4.0, power_mh("base").law(), "base")
     matrices = [transition_matrix(tabular, power_mh("base", rescore=rescore), HORIZON, target) for rescore in (False, True)]
     assert np.abs(matrices[0] - matrices[1]).max() <= EXACT
-
-
-def learning() -> TabularEngine:
-    draft = LearningDraft(3, 2, seed=7, scale=0.7, rate=3.0)
-    return TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), None, None, draft)
-
-
-def test_a_draft_that_has_learned_from_the_prompt_keeps_the_target_invariant():
-    tabular = learning()
-    before = transition_matrix(tabular, make(), HORIZON, power_target(tabular, HORIZON, 4.0, make().law(), "draft"))
-    tabular = learning()
-    for _ in range(3):
-        tabular.draft.learn(tuple(PROMPT.tolist()), (0,), [np.log([0.2, 0.3, 0.5]), np.log([0.6, 0.3, 0.1])])
-    assert max(errors(tabular, make())) <= EXACT
-    after = transition_matrix(tabular, make(), HORIZON, power_target(tabular, HORIZON, 4.0, make().law(), "draft"))
-    assert np.abs(before - after).max() > 0.01
 
 
 def test_eps_errs_by_at_most_epsilon():

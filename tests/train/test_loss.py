@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dflash_mcmc.draft.network.adaptation import kl_divergences
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train import loss as losses
 from dflash_mcmc.train.blocks import (
@@ -22,7 +21,7 @@ from dflash_mcmc.train.blocks import (
     speculated,
 )
 from dflash_mcmc.train.draft import cosine
-from dflash_mcmc.train.loss import Objective, loss_sum, weights_of
+from dflash_mcmc.train.loss import Objective, kl_divergences, loss_sum, weights_of
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 

@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory
@@ -172,7 +171,7 @@ class BatchedEngine(MeteredEngine):
         stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
             reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
-            reason = reasons[0] if reasons else _uncaptured(speculation, grid, runner.adaptive)
+            reason = reasons[0] if reasons else _uncaptured(speculation, grid)
             stepper = graphed(stepper, reason, runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
@@ -236,11 +235,8 @@ def _check_positions(work: Workload) -> None:
                             f"{model.max_positions} ({name})")
 
 
-def _uncaptured(speculation: Speculation[Drafter] | None, grid: BlockGrid | None,
-                adaptive: AdaptiveDrafter | None) -> str | None:
+def _uncaptured(speculation: Speculation[Drafter] | None, grid: BlockGrid | None) -> str | None:
     """Why an engine does not capture its steps; None if it does."""
-    if adaptive is not None:
-        return "the draft learns between steps"
     if speculation is not None and speculation.trace:
         return "decoder.trace reads every step"
     return "steps use a draft of every token" if grid is not None else None
@@ -338,7 +334,7 @@ def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> 
 
 
 def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
-    """Whether steps are compared: all layers are replaced, and have usual widths. A draft that learns keeps its layers."""
+    """Whether steps are compared: all layers are replaced, and have usual widths."""
     steps = EngineSteps(drafter)
     networks = [model.decoder] if steps.network is None else [model.decoder, steps.network]
     return (all(each.head_keeps_bits for each in (model, *steps.models)) and all(map(has_row_layers, networks))

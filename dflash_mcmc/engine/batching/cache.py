@@ -349,13 +349,10 @@ class KVCache(Cache):
         keys, values = (memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
         return keys, values
 
-    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
-        return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
-
     def copy(self, source: KVCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
-        self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop] = source.span(source_row, start, stop)
+        for own, other in ((self.keys, source.keys), (self.values, source.values)):
+            own[:, row, :, start:stop] = other[:, source_row, :, start:stop]
         if self.companion is not None:
             self.companion.copy(source.drafts, source_row, row, start, stop)
 

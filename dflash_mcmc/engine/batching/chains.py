@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, 
 from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, Wait
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
-
-if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.adaptation import Adapter
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -58,8 +55,6 @@ class LiveChain:
         prefill_seconds: the part of it in which prompts and prefixes were read; None where it is not measured.
         walk: a trace entry for each drafted block, if a trace is kept.
         ended: whether the chain has ended.
-        adapted: whether the chain has been charged for what the draft has learned from its prompt.
-        adapt_seconds: seconds of the steps of a draft that learns.
     """
 
     def __init__(self, tag: Hashable, generator: Chain, num_beside: int = 0):
@@ -68,8 +63,7 @@ class LiveChain:
         self.walk: list[dict[str, object]] = []
         self.slots: list[Slot] = []
         self.operations: Sequence[Operation] = ()
-        self.ended = self._together = self.adapted = False
-        self.adapt_seconds = 0.0
+        self.ended = self._together = False
         self.prefill_seconds: float | None = None
         self._answers: list[Trajectory | None] = []
         self._costs: list[Cost] = []
@@ -133,7 +127,7 @@ class LiveChain:
         self.ended = True
         seconds = time.perf_counter() - self.started
         return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk),
-                        self.adapt_seconds, self.prefill_seconds)
+                        self.prefill_seconds)
 
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""
@@ -346,7 +340,6 @@ class Slot:
         reading_clock: the part of it in which the engine has read prompts and prefixes.
         counts: counts of the latest draw that has ended.
         walk: a trace entry for each block drafted for the operation, if a trace is kept.
-        adapter: what the draft has learned in the slot's operations; None for nothing.
     """
 
     def __init__(self, chain: LiveChain):
@@ -355,7 +348,6 @@ class Slot:
         self.offloaded: SlotPlace | None = None
         self.operation: Operation | None = None
         self.base: Trajectory | None = None
-        self.adapter: Adapter | None = None
         self.leader: Slot | None = None
         self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
         self.walk: list[dict[str, object]] = []
@@ -427,10 +419,8 @@ class SlotMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the pending reads of an earlier run, and what its draft has learned."""
+        """Forgets the pending reads of an earlier run."""
         self._unread = []
-        if self.runner.adaptive:
-            self.runner.adaptive.reset()
 
     def reserve(self, length: int) -> None:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""
@@ -534,7 +524,7 @@ class SlotMemory:
         if any(saved):
             self.spare.reserve(self.cache.length)
             self.spare.swap(a, b, *saved)
-        for part in (self.runner.grid, self.runner.adaptive, self.runner.second):
+        for part in (self.runner.grid, self.runner.second):
             if part:
                 part.swap(a, b)
 

@@ -39,8 +39,6 @@ class Finished(NamedTuple, Generic[Tag]):
     """The reason for a missing result."""
     walk: tuple[dict[str, object], ...] = ()
     """A trace entry for each drafted block, where the decoder keeps a trace."""
-    adapt_seconds: float = 0.0
-    """Seconds in which the draft has learned for this chain; a part of the engine's seconds."""
     prefill_seconds: float | None = None
     """The part of `share_seconds` in which prompts and prefixes were read; None where it is not measured."""
 

@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
@@ -123,7 +122,6 @@ class ModelRunner:
         self._companions = [runner for runner in (companion, anti) if runner is not None]
         self.beside = [*self._companions, *([] if drafting is None else [drafting])]
         self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
-        self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = self.blend.tapped_layers(len(model.layers))

@@ -83,8 +83,6 @@ class DraftSize(NamedTuple):
 
     num_drafted: int
     companion: CacheShape | None = None
-    token_bytes: int = 0
-    """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""
     model: TargetShape | None = None
     """The model that drafts; None for another kind of draft."""
 
@@ -226,7 +224,7 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     ahead, longest_prompt = work.prompts(num_slots)
     positions = 2 * rows * length + ahead * longest_prompt  # each row has a spare row
     states = work.state_bytes(rows, length, 2) + work.state_bytes(ahead, longest_prompt, 1)
-    row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
+    row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8
     caches = states + positions * work.token_bytes + rows * length * row_bytes
     others = work.mixed_layers + (work.companion is not None) + (work.anti is not None)
     copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES + others if others else 0)

@@ -194,7 +194,7 @@ class Operations:
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self.sharing = options, sharing
         self._most_rows = options.read_ahead  # of a forward that scores; the plan of the memory has room for them
-        self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
+        self._runner, self._grid = memory.runner, memory.runner.grid
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
         """See the function `prepare`."""
@@ -208,9 +208,9 @@ class Operations:
     def scores_wait(self) -> bool:
         """Whether scores wait for those of other chains, to be carried out together.
 
-        The states of recurrent layers, and a draft that learns from each operation, are prepared for one row.
+        The states of recurrent layers are prepared for one row.
         """
-        return not self._adaptive and not self._memory.cache.recurrent
+        return not self._memory.cache.recurrent
 
     def place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.
@@ -233,11 +233,6 @@ class Operations:
         """
         if self._runner.second:
             self._runner.second.begin(slot.place, slot.in_progress.prompt)
-        if self._adaptive:
-            # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
-            # early rejection, change what earlier draws have verified.
-            learned = slot.adapter if self._speculation and not self._speculation.noisy else None
-            self._adaptive.begin(slot.place, slot.in_progress.prompt, learned)
         if isinstance(slot.operation, Draw):
             self._draw(slot, slot.operation)
             return True
@@ -255,16 +250,7 @@ class Operations:
         # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
         slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
         slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
-        self._end_adapting(slot)
         return answer
-
-    def _end_adapting(self, slot: Slot) -> None:
-        """Keeps what the draft has learned, and charges the chain for it."""
-        if self._adaptive:
-            slot.adapter, work = self._adaptive.end(slot.place, not slot.chain.adapted)
-            slot.chain.adapted = True
-            slot.chain.charge(slot.number, adapt_steps=work.steps, adapt_dropped=work.dropped)
-            slot.chain.adapt_seconds += work.seconds
 
     def _draw(self, slot: Slot, draw: Draw) -> None:
         """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
@@ -311,7 +297,6 @@ class Operations:
             slot.chain.charge(slot.number, target_forwards=len(pieces))
         scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
         for slot, each, result in zip(slots, asked, scored, strict=True):
-            self._end_adapting(slot)
             if result is not None:
                 self._note_score(slot, each, result)
         return [result is not None for result in scored]

@@ -87,38 +87,6 @@ class TabularDraft:
         return True
 
 
-class LearningDraft(TabularDraft):
-    """A draft given by a table that learns from verified blocks: after each, a step down the gradient of KL(p | q).
-
-    Args:
-        rate: size of a step. Other arguments are those of TabularDraft.
-    """
-
-    def __init__(self, vocab_size: int, num_drafted: int, sequential: bool = False, seed: int = 1, scale: float = 1.0,
-                 rate: float = 1.0):
-        super().__init__(vocab_size, num_drafted, sequential, True, seed, scale)
-        self.rate = rate
-        self._learned = np.zeros((num_drafted, vocab_size))
-
-    def begin(self) -> None:
-        """Forgets what was learned: a draw begins."""
-        self._learned[:] = 0.0
-
-    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        return super().logits(prefix, drafted) + self._learned[len(drafted)]
-
-    def learn(self, prefix: tuple[int, ...], drafted: tuple[int, ...], log_p: list[np.ndarray]) -> None:
-        """Learns the target's laws of the first slots of a block.
-
-        Args:
-            drafted: tokens of the block.
-            log_p: log-probabilities, float64 (vocab_size,), of slots whose earlier tokens are all kept.
-        """
-        for slot, law in enumerate(log_p[: self.num_drafted]):
-            q = np.exp(exact_law.log_softmax(self.logits(prefix, drafted[:slot])))
-            self._learned[slot] += self.rate * (np.exp(law) - q)
-
-
 class TabularEngine:
     """Runs one chain at a time on a TabularModel, whose head is the identity and whose norm scales to unit mean square.
 
@@ -155,8 +123,6 @@ class TabularEngine:
             for token in operation.tokens:
                 trajectory = self._append(trajectory, int(token), operation)
             return trajectory
-        if self.speculation is not None and isinstance(self.speculation.drafter, LearningDraft):
-            self.speculation.drafter.begin()
         trajectory, floor, weight = operation.trajectory, operation.floor, 0.0
         while not trajectory.complete(operation.horizon):
             for token, interval in self._next(operation, trajectory):
@@ -185,16 +151,7 @@ class TabularEngine:
         block = self._block(operation, trajectory, chance)
         verdict = self._blockwise.rule(block, chance)
         kept = int(verdict.accepted) + 1
-        self._learn(operation, trajectory, block, kept)
         return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
-
-    def _learn(self, operation: Draw, trajectory: Trajectory, block: Block, kept: int) -> None:
-        """Lets a draft that learns see the target's laws in the slots whose earlier tokens are kept."""
-        drafter, prefix = self._blockwise.drafter, _prefix(trajectory)
-        if isinstance(drafter, LearningDraft):
-            drafted = tuple(block.drafted[0].tolist())
-            drafter.learn(prefix, drafted, [self._slot(operation, prefix, trajectory.length, drafted[:slot])
-                                            for slot in range(kept)])
 
     @property
     def _blockwise(self) -> Speculation[TabularDraft]:
@@ -232,9 +189,9 @@ class TabularEngine:
 
     def _draft_law(self, params: SamplingParams, prefix: tuple[int, ...],
                    drafted: tuple[int, ...]) -> tuple[np.ndarray, laws.Weights]:
-        """Log-probabilities of the draft in the slot after `drafted`, and their weights. A draft that learns changes them."""
+        """Log-probabilities of the draft in the slot after `drafted`, and their weights."""
         drafter, name = self._blockwise.drafter, (params, prefix, drafted)
-        if isinstance(drafter, LearningDraft) or name not in self._drafts:
+        if name not in self._drafts:
             law = exact_law.process(drafter.logits(prefix, drafted), params, _NOTHING, _NOTHING)
             self._drafts[name] = law, _weights([law])
         return self._drafts[name]

@@ -6,7 +6,6 @@ A drafter has
     reads_tokens: whether it reads tokens before the anchor.
     tapped_layers: decoder layers of the target whose outputs it needs for every token.
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
-    token_bytes: bytes that it keeps for each position of a row outside that cache.
 
 A `BlockGrid` has the draft's hidden states for every token, on a grid of blocks that depends only on the sequence
 (`ops.grid_slot`). The hidden states of a block are computed once, when its anchor is fed, and kept for the row until the
@@ -16,7 +15,7 @@ block ends. A draw that starts inside a block computes the states of its block a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,9 +40,6 @@ class DrawTokens(Protocol):
                 first slot on that is not offered. A drafter passes it before the slot's token is drawn, so that it cannot
                 depend on this token. Rejection would otherwise change the law.
         """
-
-Update: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(layer, keys, values of the block) -> keys and values that the block sees, each (rows, key heads, key_length, head_dim)."""
 
 
 def _no_forward(*reading: Any) -> torch.Tensor:
@@ -86,7 +82,6 @@ class Drafter(Protocol):
     reads_tokens: bool
     tapped_layers: tuple[int, ...]
     companion: CacheShape | None
-    token_bytes: int
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
@@ -103,7 +98,6 @@ class Drafter(Protocol):
 class Featureless:
     """Base class of drafters that read no features."""
 
-    token_bytes = 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
@@ -121,7 +115,7 @@ class DFlashDrafter:
         block_size: number of tokens in a block, the anchor included; at most the network's block size.
     """
 
-    target_forwards, reads_tokens, token_bytes = 0, False, 0
+    target_forwards, reads_tokens = 0, False
     companion: CacheShape | None
     is_parallel = True
     """Whether `hidden` depends on the anchor and the tokens before it alone, and not on those of the block."""
@@ -180,23 +174,16 @@ class DFlashDrafter:
         causal = self.network.shape.causal
         masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
 
-        update = self._update(anchors, positions)
+        # The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
+        cache = anchors.cache.drafts
+        cache.aim(anchors.rows, positions, anchors.key_length)
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
-            seen_keys, seen_values = update(layer, block_keys, block_values)
+            seen_keys, seen_values = cache.kv_layers[layer].update(block_keys, block_values)
             mask = masks[self.network.shape.sliding[layer]]
             return attention.grouped_attention(None, queries, seen_keys, seen_values, mask)[0].transpose(1, 2)
 
         return self.network(embeddings.to(self.dtype), positions, attend)
-
-    def _update(self, anchors: Anchors, positions: torch.Tensor) -> Update:
-        """Gives each layer the keys and values that blocks at these positions, int64 (rows, block), see.
-
-        The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
-        """
-        cache = anchors.cache.drafts
-        cache.aim(anchors.rows, positions, anchors.key_length)
-        return lambda layer, keys, values: cache.kv_layers[layer].update(keys, values)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head, or a head of its own: -inf for tokens it lacks."""

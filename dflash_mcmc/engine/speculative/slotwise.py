@@ -141,12 +141,13 @@ class EagleDrafter(DFlashDrafter):
         seen = keys <= positions[..., None]
         # The first token has no features before it, and therefore no entry, except for a block that it begins.
         seen = seen & ((keys > 0) | (positions == 0)[..., None])
-        update = self._update(anchors, positions)
+        cache = anchors.cache.drafts
+        cache.aim(anchors.rows, positions, anchors.key_length)
 
         def attend(queries: torch.Tensor, own_keys: torch.Tensor, own_values: torch.Tensor) -> torch.Tensor:
             size = own_values.shape[-1]
             padded = torch.nn.functional.pad(own_values, (0, self._value_dim - size))
-            all_keys, all_values = update(0, own_keys, padded)
+            all_keys, all_values = cache.kv_layers[0].update(own_keys, padded)
             return attention.grouped_attention(None, queries, all_keys, all_values[..., :size], seen[:, None])[
                 0].transpose(1, 2)
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_mcmc.draft.network.adaptation import Verified
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
@@ -71,7 +70,6 @@ class Speculator:
         self.runner, self.speculation, self.walks = runner, speculation, list[BlockTrace]()
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = 1 + self.drafter.num_drafted
-        self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.reach, device=runner.model.device)
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
@@ -139,16 +137,10 @@ class Speculator:
         offer = Proposal(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.endings, floors)
-        if self._learner:  # after the verdict: the draft of a block must not depend on the block
-            seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
-            self._learner.observe(cache, state.tokens, seen, self._law)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
             self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
-
-    def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return self.runner.logits(states[0], states[1:], ())["blended"]
 
     def _draft(self, cache: KVCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.batching import batched, linear
+from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
@@ -171,11 +171,3 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
     assert batched.draws_agree(512, steps_of(embedded.model))
     assert not batched.draws_agree(512, steps_of(embedded.model, rule=rule))
     assert max(kept) > 0
-
-
-def test_a_draft_that_learns_keeps_its_layers_and_has_eights(embedded):
-    learning = component("draft", "tiny", adapt="online").load(embedded.model)
-    replaced = linear.has_row_layers(embedded.model.decoder)
-    assert batched.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
-    assert not batched.fits(embedded.model, learning)
-    assert not batched.free_rows(embedded.model, batched.EngineSteps(learning, rules.match), batched.ATTENTION)
