@@ -10,8 +10,6 @@ from dflash_mcmc.api import run as run
 from dflash_mcmc.api import sample as sample
 from dflash_mcmc.api import sweep as sweep
 from dflash_mcmc.api import write_report as write_report
-from dflash_mcmc.blend.confident import ConfidentBlend as ConfidentBlend
-from dflash_mcmc.blend.dola import DolaBlend as DolaBlend
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend
 from dflash_mcmc.blend.model import ModelBlend as ModelBlend
@@ -78,7 +76,6 @@ from dflash_mcmc.sampler.temperature import Temperature as Temperature
 from dflash_mcmc.tracker.auto import AutoTracker as AutoTracker
 from dflash_mcmc.tracker.jsonl import JsonlTracker as JsonlTracker
 from dflash_mcmc.tracker.none import NoTracker as NoTracker
-from dflash_mcmc.tracker.tensorboard import TensorBoardTracker as TensorBoardTracker
 from dflash_mcmc.tracker.trackio import TrackioTracker as TrackioTracker
 from dflash_mcmc.tracker.wandb import WandbTracker as WandbTracker
 

@@ -39,54 +39,6 @@ class Beside(NamedTuple):
                 for x, y, z, here in zip(last, other, anti, p, strict=True)]
 
 
-class Farthest(NamedTuple):
-    """A blend with the layer of the largest Jensen-Shannon divergence, which is computed as two relative entropies."""
-
-    beta: float
-    names: tuple[str, ...]
-    alpha_mask: float = 0.0
-
-    def logits(self, model: TabularModel, prefix: tuple[int, ...]) -> list[float]:
-        """The mixture; -inf where the target's probability is below `alpha_mask` times its largest."""
-        def softmax(logits: list[float]) -> list[float]:
-            return [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
-
-        def apart(q: list[float]) -> float:
-            mean = [(x + y) / 2 for x, y in zip(p, q, strict=True)]
-            return sum(x * math.log(x / m) / 2 for law in (p, q) for x, m in zip(law, mean, strict=True))
-
-        last, *layers = ([float(x) for x in model.logits(prefix, name)] for name in ("last", *self.names))
-        p = softmax(last)
-        other = max(layers, key=lambda logits: apart(softmax(logits)))
-        return [x + self.beta * (y - x) if here >= self.alpha_mask * max(p) else -math.inf
-                for x, y, here in zip(last, other, p, strict=True)]
-
-
-class MostConfident(NamedTuple):
-    """A blend with the layer up to which the entropy falls, from the last layer backwards; `names` begin with the first."""
-
-    beta: float
-    names: tuple[str, ...]
-    norm: str = "none"
-
-    def logits(self, model: TabularModel, prefix: tuple[int, ...]) -> list[float]:
-        """The mixture."""
-        def entropy(logits: list[float]) -> float:
-            law = [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
-            return -sum(x * math.log(x) for x in law)
-
-        last = [float(x) for x in model.logits(prefix, "last")]
-        other = last
-        for name in self.names[::-1]:
-            raw = [float(x) for x in model.logits(prefix, name)]
-            scale = math.sqrt(sum(x * x for x in raw) / len(raw)) if self.norm == "final" else 1.0
-            layer = [x / scale for x in raw]
-            if entropy(layer) >= entropy(other):
-                break
-            other = layer
-        return [x + self.beta * (y - x) for x, y in zip(last, other, strict=True)]
-
-
 def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None) -> list[float]:
     """Logits after a prefix; `blend` is (beta, norm) of a layer blend, with names of the layers, and with a rotation.
 
@@ -97,8 +49,6 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None)
         return last
     if isinstance(blend, Beside):
         return blend.logits(last, prefix)
-    if isinstance(blend, Farthest | MostConfident):
-        return blend.logits(model, prefix)
     beta, norm, names = (*blend, ("tapped",))[:3]
     rotation = blend[3] if len(blend) > 3 else [(place, 1.0) for place in range(len(last))]
     mean = [0.0] * len(last)

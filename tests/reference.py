@@ -96,8 +96,7 @@ class ReferenceEngine:
         base, softcap = output.logits[0, -1].double(), self.parts.softcap
         last = base if softcap is None else head(output.hidden_states[-1][0, -1]).double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, last) if self.drafter else None
-        parts = [drafted] if self.blend.needs_draft else [
-            head(norm(state) if self.blend.norms_layers() else state).double() for state in states]
+        parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
         if self.companion is not None:
             first = trajectory.prompt if self.second is None else self.second[trajectory.prompt.tobytes()]
             read = torch.from_numpy(np.concatenate([first, trajectory.tokens]))[None]

@@ -16,8 +16,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import Component, name_of
 
 if TYPE_CHECKING:
-    import torch
-
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.model import Model
     from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import Problem
-
-MASK_HELP = "only tokens with at least this share of the target's largest probability can be drawn; 0 = all tokens"
 
 
 class Blend(Component, Unblended):
@@ -111,7 +107,8 @@ class LogitsBlend(Blend):
 
     beta: float = identity(0.05, "share of the second logits; below 0 the blend moves away from them, above 1 beyond them",
                            ge=-10, le=10)
-    alpha_mask: float = identity(0.0, MASK_HELP, ge=0, le=1)
+    alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
+                                "0 = all tokens", ge=0, le=1)
     space: Literal["logit", "probability"] = identity(
         "logit", "what is mixed: logit = logits; probability = probabilities, for beta from 0 to 1")
 
@@ -162,53 +159,3 @@ def _log_of_probabilities(last: Hidden, other: Hidden, beta: float) -> Hidden:
     parts = (torch.as_tensor(logits).log_softmax(dim=-1) + share for logits, share in zip((last, other), shares, strict=True))
     mixed = torch.logaddexp(*parts)
     return mixed.numpy() if isinstance(last, np.ndarray) else mixed
-
-
-@dataclass(kw_only=True)
-class ChosenLayerBlend(LogitsBlend):
-    """Base class of blends with a layer that is chosen for each token. A leaf needs `candidates` and `choice`."""
-
-    __slots__ = ()
-
-    layers: list[int] | None = identity(None, "candidates, 0-based decoder layers; negative counts from the end; null = those "
-                                        "of the method")
-
-    least: ClassVar[int] = 1
-    """The smallest number of candidates."""
-
-    @abstractmethod
-    def candidates(self, num_layers: int) -> tuple[range, range]:
-        """The layers, 0-based, that may be given, and those that are taken where none are."""
-
-    @abstractmethod
-    def choice(self, own: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The chosen logits of each token (..., vocabulary), among those of the candidates and the target's own."""
-
-    def check(self, config: Settings) -> None:
-        """Checks that the layers exist, where the model's configuration is available, and the mask. Raises ConfigError."""
-        LogitsBlend.check(self, config)
-        num_layers = config.model.num_layers()
-        if num_layers is not None:
-            self.tapped_layers(num_layers)
-
-    def canonical(self, config: Settings) -> dict[str, object]:
-        """The candidates as sorted numbers from 0."""
-        num_layers = config.model.num_layers()
-        return {} if num_layers is None else {"layers": list(self.tapped_layers(num_layers))}
-
-    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The candidates, 0-based. Raises ConfigError for a layer that cannot be one, and for too few."""
-        able, default = self.candidates(num_layers)
-        asked = list(default) if self.layers is None else self.layers
-        layers = {layer % num_layers for layer in asked if -num_layers <= layer < num_layers} & set(able)
-        if len(layers) < max(self.least, len(asked)):
-            raise ConfigError("blend.layers", self.layers, f"{'one' if self.least == 1 else 'two'} and more different "
-                              f"layers from -{num_layers} to {able[-1]} (the model has {num_layers} layers)")
-        return tuple(sorted(layers))
-
-    def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """The mixture with the chosen logits (..., vocabulary)."""
-        import torch
-
-        chosen = self.choice(torch.as_tensor(last), [torch.as_tensor(layer) for layer in others])
-        return LogitsBlend.mix(self, last, [chosen.numpy() if isinstance(last, np.ndarray) else chosen], final_norm)

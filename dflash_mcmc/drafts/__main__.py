@@ -53,16 +53,14 @@ def main(arguments: list[str]) -> None:
     folder = options.out or default_folder(config, names)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
-    if command == "check":
-        from dflash_mcmc.drafts.check import check
+    from dflash_mcmc.drafts.check import check, measure, shown_paces
 
+    values: object
+    if command == "check":
         note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
         checked = check(config)
-        text: str = checked.text()
-        values: object = checked.values()
+        text, values = checked.text(), checked.values()
     else:
-        from dflash_mcmc.drafts.check import measure, shown_paces
-
         paces = measure(config)
         text, values = shown_paces(paces), [pace._asdict() for pace in paces]
     print(text)

@@ -5,9 +5,8 @@ every token. The blocks of greedy answers are drafted again by a forward that ha
 are, with rows that predict the token one place later or earlier, and with features of the layers above or below. As they are
 they must gain what the engine's blocks gained.
 
-`measure` says when speculation pays on this machine: it times steps of blocks and plain steps. A block costs a forward of the
-target over more tokens, and the draft. With many chains, or at a high temperature, it can cost more than the tokens that it
-gains. Break-even is the tau at which both are equally fast.
+`measure` times steps of blocks and plain steps. A block costs a forward of the target over more tokens, and the draft. With
+many chains, or at a high temperature, it can cost more than it gains. Break-even is the tau at which both are equally fast.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 from dflash_mcmc.errors import ConfigError, UserError
@@ -38,75 +36,71 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import ChainResult, Trajectory
 
+TEMPERATURES = (0.0, 1.0)
 LEAST_PROBLEMS = 8
 """Intervals that resample fewer problems are too narrow."""
-LEAST_GAIN = 1.05
-"""Smallest ratio of tau, with a change to without, that is called a mistake."""
-DEVIATIONS = 3.5
-"""Standard errors by which a gain must differ from 0: a false alarm among the changes has a chance below 0.2 %."""
+LEAST_GAIN, DEVIATIONS = 1.05, 3.5
+"""Smallest ratio of tau, with a change to without, that is called a mistake, and the standard errors by which the difference
+must differ from 0: a false alarm among the changes has a chance below 0.2 %."""
 EDGES = (16, 64)
 """Tokens of the answer at which the ranges of positions are divided."""
-_ERRORS_IN_INTERVAL = 2 * 1.96
 _MOST_BLOCKS = 256
 """Blocks that are drafted again. More of them cost time and hardly narrow an interval over problems."""
 _LEAST_AGREEMENT = 0.98
 """Share of blocks in which both forwards must gain the same. Near-ties differ, most of all in half precision."""
+_TURNS = 2
+"""Each case is timed so often, and the fastest counts: other programs only make it slower."""
 
 
 class BlockWalk(NamedTuple):
-    """An answer, drawn block by block with sample and match."""
+    """An answer that was drawn block by block: its prompt and tokens, int64 each, and the tokens that each forward gave."""
 
     problem: str
     prompt: np.ndarray
-    """int64 (prompt length,)."""
     tokens: np.ndarray
-    """int64 (answer length,)."""
     gained: tuple[int, ...]
-    """Tokens that each forward of the target gave, in the order of the answer."""
 
     def anchors(self) -> np.ndarray:
         """Position in the sequence of each block's anchor, int64 (blocks,). The first one is the prompt's last token."""
         return len(self.prompt) - 1 + np.concatenate([[0], np.cumsum(self.gained)[:-1]]).astype(np.int64)
 
 
-def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[str, np.ndarray], temperature: float,
-         name: str) -> list[BlockWalk]:
-    """An answer to each prompt. Raises UserError if an answer cannot be drawn.
+def walked(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray], temperature: float,
+           trace: bool = True) -> tuple[Callable[[], Iterator[BlockWalk]], Callable[[], float]]:
+    """An engine with the configuration's decoder, or without a drafter a plain one.
 
-    Args:
-        temperature: the target's. The draft proposes its most likely tokens.
-        name: the title of the progress bar.
+    Returns a function that draws the answers as they end, and one that tells the seconds of a chain's step in the latest turn.
+    Steps without a trace count as one token. Raises UserError if an answer cannot be drawn.
     """
-    engine, walks = engine_of(config, model, drafter, prompts), dict[str, BlockWalk]()
-    with bars.Bar(len(prompts), "answer", name) as bar:
-        for walk in walked(engine, config, prompts, temperature):
+    speculation = None if drafter is None else config.decoder.speculation(drafter)
+    engine = slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
+                             None, speculation and speculation._replace(trace=trace), drafter)
+
+    def chain(problem: str) -> Chain:
+        return ChainResult((yield Draw(Trajectory.start(prompts[problem]), config.dataset.max_new_tokens,
+                                       SamplingParams(temperature=temperature), Key(config.seed).fold_in("drafts", problem))))
+
+    def turn() -> Iterator[BlockWalk]:
+        engine.reset_counters()
+        for done in engine.run((problem, chain(problem)) for problem in prompts):
+            if done.result is None:
+                raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
+            tokens = done.result.trajectory.tokens.astype(np.int64)
+            gained = tuple(cast("int", block["gained"]) for block in done.walk) or (1,) * len(tokens)
+            yield BlockWalk(done.tag, prompts[done.tag], tokens, gained)
+
+    return turn, lambda: engine.counters.step_seconds / engine.counters.row_steps
+
+
+def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[str, np.ndarray],
+         temperature: float) -> list[BlockWalk]:
+    """The answers of two and more tokens, in the order of the prompts. The draft proposes its most likely tokens."""
+    walks = dict[str, BlockWalk]()
+    with bars.Bar(len(prompts), "answer", f"temperature {temperature:g}") as bar:
+        for walk in walked(config, model, drafter, prompts, temperature)[0]():
             walks[walk.problem] = walk
             bar.update()
     return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
-
-
-def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray],
-              trace: bool = True) -> BatchedEngine:
-    """An engine with the configuration's decoder and a trace, or without a drafter a plain one. Raises UserError."""
-    speculation = None if drafter is None else config.decoder.speculation(drafter)
-    return slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts), None,
-                           speculation and speculation._replace(trace=trace), drafter)
-
-
-def walked(engine: BatchedEngine, config: Config, prompts: dict[str, np.ndarray], temperature: float) -> Iterator[BlockWalk]:
-    """The answers as they end; steps without a trace gain one token. Raises UserError if one cannot be drawn."""
-    sampling = SamplingParams(temperature=temperature)
-
-    def chain(problem: str) -> Chain:
-        key = Key(config.seed).fold_in("drafts", problem)
-        return ChainResult((yield Draw(Trajectory.start(prompts[problem]), config.dataset.max_new_tokens, sampling, key)))
-
-    for done in engine.run((problem, chain(problem)) for problem in prompts):
-        if done.result is None:
-            raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
-        tokens = done.result.trajectory.tokens.astype(np.int64)
-        gained = tuple(cast("int", block["gained"]) for block in done.walk) or (1,) * len(tokens)
-        yield BlockWalk(done.tag, prompts[done.tag], tokens, gained)
 
 
 class Ratio(NamedTuple):
@@ -126,48 +120,49 @@ class Ratio(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A draft that is run in another way."""
+    """A draft that is run in another way, and what is wrong if it then accepts more.
+
+    Attributes:
+        layers: the target's layers whose outputs are the features.
+        step: places by which each row predicts a later token.
+    """
 
     name: str
     mistake: str
-    """What is wrong if the draft accepts more with the change."""
     layers: tuple[int, ...]
-    """The target's layers whose outputs are the features."""
     step: int = 0
-    """Places by which each row predicts a later token."""
 
 
 class Trial(NamedTuple):
-    """What a change did to tau."""
+    """tau with a change, that of the same blocks without it, and the difference, which is paired by problem."""
 
     change: Change
     tau: IntervalEstimate
     base_tau: float
-    """tau of the same blocks as the draft is."""
     difference: IntervalEstimate
-    """Of both taus, paired by problem."""
 
     @property
     def helps(self) -> bool:
         """Whether the draft accepts more with the change, beyond chance."""
         if self.difference.value is None or self.difference.interval is None:
             return False
-        error = (self.difference.interval[1] - self.difference.interval[0]) / _ERRORS_IN_INTERVAL
+        error = (self.difference.interval[1] - self.difference.interval[0]) / (2 * 1.96)
         return self.tau.known >= LEAST_GAIN * self.base_tau and self.difference.value > DEVIATIONS * error
 
 
 class Checked(NamedTuple):
-    """The measurements of a check."""
+    """The measurements of a check.
 
-    draft: str
-    model: str
+    Attributes:
+        title: the draft, the model, and tau of the training if the checkpoint has it.
+        positions: tau by temperature and position in the answer.
+        agreement: share of blocks that gain the same in the engine and in the second forward.
+    """
+
+    title: str
     problems: int
-    trained_tau: float | None
-    """tau at temperature 0 on held-out prompts that the draft's training wrote into its config.json."""
     positions: dict[str, IntervalEstimate]
-    """tau by temperature and position in the answer."""
     agreement: float
-    """Share of blocks that gain the same in the engine and in the second forward."""
     trials: list[Trial]
 
     def verdict(self) -> str:
@@ -178,21 +173,18 @@ class Checked(NamedTuple):
                     "the engine or in half precision, not in the checkpoint")
         if self.problems < LEAST_PROBLEMS:
             return f"{tau} on too few problems for a check; take at least {LEAST_PROBLEMS} (dataset.limit)"
-        helping = [trial for trial in self.trials if trial.helps]
-        if not helping:
+        if not (helping := [trial for trial in self.trials if trial.helps]):
             return f"{tau}; rows and layers are right"
         best = max(helping, key=lambda trial: trial.tau.known)
         return f"{best.change.mistake} (tau is {best.tau.known:.2f} with {best.change.name}, {best.base_tau:.2f} without)"
 
     def text(self) -> str:
         """The tables and the verdict."""
-        trained = "" if self.trained_tau is None else f"; tau of its training is {self.trained_tau:.2f}"
         rows = [[trial.change.name, _shown(trial.tau), _shown(trial.difference, "+.2f"), "helps" if trial.helps else ""]
                 for trial in self.trials]
         return "\n\n".join([
-            f"{self.draft} on {self.model}, {self.problems} problems{trained}",
-            tabulate([[name, _shown(tau)] for name, tau in self.positions.items()], ["situation", "tau"], "github",
-                     disable_numparse=True),
+            self.title, tabulate([[name, _shown(tau)] for name, tau in self.positions.items()], ["situation", "tau"], "github",
+                                 disable_numparse=True),
             tabulate(rows, ["changed", "tau", "difference", ""], "github", disable_numparse=True),
             f"{self.agreement:.1%} of the blocks gain the same in the engine and in the second forward.\n{self.verdict()}"])
 
@@ -217,36 +209,32 @@ def check(config: Config) -> Checked:
     model = config.model.load(config.hardware.resolve())
     drafter = cast("DFlashDrafter", draft.load(model))
     prompts = build.prompts(config, model, config.dataset.problems())
-    drawn = {temperature: draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
-             for temperature in (0.0, 1.0)}
-    if not drawn[0.0]:
+    drawn = {temperature: draw(config, model, drafter, prompts, temperature) for temperature in TEMPERATURES}
+    if not (greedy := drawn[0.0]):
         raise UserError("dataset: no answer has two tokens; allowed: problems with longer answers")
-    agreement, trials = redrafted(drafter, drawn[0.0])
     trained = draft.training_record().get("held_out_tau")
-    return Checked(f"{name_of(draft)} {draft.path}", cast("HFModel", config.model).path, len(drawn[0.0]),
-                   float(trained) if isinstance(trained, (int, float)) else None,
-                   {name: tau for temperature, walks in drawn.items() for name, tau in _positions(walks, temperature)},
-                   agreement, trials)
+    title = f"{name_of(draft)} {draft.path} on {cast('HFModel', config.model).path}, {len(greedy)} problems" + (
+        f"; tau of its training is {trained:.2f}" if isinstance(trained, (int, float)) else "")
+    return Checked(title, len(greedy), {name: tau for temperature, walks in drawn.items()
+                                        for name, tau in _positions(walks, f"temperature {temperature:g}")},
+                   *redrafted(drafter, greedy))
 
 
-def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[tuple[str, IntervalEstimate]]:
-    """tau by range of positions of the answer. A block counts where it begins."""
-    named = [(f"temperature {temperature:g}", Ratio.of([walk.gained for walk in walks]).tau())]
-    for first, below in zip((0, *EDGES), (*EDGES, None), strict=True):
+def _positions(walks: Sequence[BlockWalk], name: str) -> Iterator[tuple[str, IntervalEstimate]]:
+    """tau, and tau by range of positions of the answer. A block counts where it begins."""
+    for first, below in ((0, None), *zip((0, *EDGES), (*EDGES, None), strict=True)):
         inside = [[gained for gained, anchor in zip(walk.gained, walk.anchors(), strict=True)
                    if first <= anchor + 1 - len(walk.prompt) < (below or np.inf)] for walk in walks]
-        places = f"from {first}" if below is None else f"{first} to {below - 1}"
-        named.append((f"temperature {temperature:g}, tokens {places}", Ratio.of(inside).tau()))
-    return named
+        places = f", tokens {first} to {below - 1}" if below else f", tokens from {first}" if first else ""
+        yield name + places, Ratio.of(inside).tau()
 
 
 def changes(layers: tuple[int, ...], num_layers: int) -> list[Change]:
     """The draft as it is, which reads these layers, and the changes that a target of so many layers allows."""
-    later, earlier = (f"the block is off by one slot: each row predicts the token {side} its own slot"
-                      for side in ("after", "before"))
+    rows = "the block is off by one slot: each row predicts the token {} its own slot"
     above, below = (tuple(layer + step for layer in layers) for step in (1, -1))
-    made = [Change("nothing", "", layers), Change("rows one later", later, layers, 1),
-            Change("rows one earlier", earlier, layers, -1),
+    made = [Change("nothing", "", layers), Change("rows one later", rows.format("after"), layers, 1),
+            Change("rows one earlier", rows.format("before"), layers, -1),
             Change(f"layers {list(above)}", f"the layers of the features, {list(layers)}, are one too low", above),
             Change(f"layers {list(below)}", f"the layers of the features, {list(layers)}, are one too high", below)]
     return [change for change in made if all(0 <= layer < num_layers for layer in change.layers)]
@@ -258,8 +246,7 @@ def redrafted(drafter: DFlashDrafter, walks: Sequence[BlockWalk]) -> tuple[float
     tried = changes(base, len(model.layers))
     layers = tuple(sorted({layer for change in tried for layer in change.layers}))
     every = max(1, -(-sum(len(walk.gained) for walk in walks) // _MOST_BLOCKS))
-    gained: list[list[np.ndarray]] = [[] for _ in tried]
-    drawn = []
+    gained, drawn = [list[np.ndarray]() for _ in tried], list[np.ndarray]()
     with bars.Bar(len(walks), "answer", "drafts again") as bar:
         for index, walk in enumerate(walks):
             blocks = np.arange(index % every, len(walk.gained), every)
@@ -272,7 +259,7 @@ def redrafted(drafter: DFlashDrafter, walks: Sequence[BlockWalk]) -> tuple[float
                 chosen = reading._replace(outputs=tuple(outputs[layer] for layer in change.layers))
                 found.append(_gained(drafter, chosen.features(model, change.layers), tokens, anchors, change.step))
             bar.update()
-    as_is, *changed = (Ratio.of(found) for found in gained)
+    as_is, *changed = map(Ratio.of, gained)
     agreement = float((np.concatenate(gained[0]) == np.concatenate(drawn)).mean())
     return agreement, [trial(change, ratio, as_is) for change, ratio in zip(tried[1:], changed, strict=True)]
 
@@ -320,22 +307,20 @@ def _shown(estimate: IntervalEstimate, form: str = ".2f") -> str:
     return "-" if estimate.value is None else f"{estimate.value:{form}}{interval}"
 
 
-TEMPERATURES = (0.0, 1.0)
-_TURNS = 2
-"""Each case is timed so often, and the fastest counts: other programs only make it slower."""
-
-
 class Pace(NamedTuple):
-    """Blocks of a size at a temperature, against plain decoding of the same problems."""
+    """Blocks of a size at a temperature, against plain decoding of the same problems.
+
+    Attributes:
+        tau: tokens for each forward of the target.
+        break_even: the time of a chain's step with a block over that of a plain step.
+        accepted: the share of blocks that kept at least 1, 2, ... drafted tokens.
+    """
 
     temperature: float
     num_drafted: int
     tau: float
-    """Tokens for each forward of the target."""
     break_even: float
-    """The time of a chain's step with a block over that of a plain step."""
     accepted: tuple[float, ...]
-    """The share of blocks that kept at least 1, 2, ... drafted tokens."""
 
     @property
     def gain(self) -> float:
@@ -359,10 +344,8 @@ def measure(config: Config) -> list[Pace]:
             _, plain = timed(None)
             for each in drafters:
                 gained, seconds = timed(each)
-                # The pace of blocks that gained so many tokens each
-                tokens = np.asarray(gained)
-                kept = tuple(float(np.mean(tokens > count)) for count in range(1, each.num_drafted + 1))
-                paces.append(Pace(temperature, each.num_drafted, float(np.mean(tokens)), seconds / plain, kept))
+                kept = tuple(float(np.mean(np.asarray(gained) > count)) for count in range(1, each.num_drafted + 1))
+                paces.append(Pace(temperature, each.num_drafted, float(np.mean(gained)), seconds / plain, kept))
     return paces
 
 
@@ -370,21 +353,15 @@ def shown_paces(paces: Sequence[Pace]) -> str:
     """A table, and for each temperature whether to speculate."""
     rows = [[f"{each.temperature:g}", each.num_drafted, f"{each.tau:.2f}", f"{each.break_even:.2f}", f"{each.gain:.2f}",
              " ".join(f"{100.0 * share:.0f}" for share in each.accepted)] for each in paces]
-    table = tabulate(rows, ["temperature", "drafted tokens", "tau", "break-even tau", "rate / plain", "kept 1, 2, ... (%)"],
-                     "github", disable_numparse=True)
-    return "\n".join([table, "", *(advice(max((each for each in paces if each.temperature == temperature),
-                                              key=lambda each: (each.gain, each.tau)))
-                                   for temperature in dict.fromkeys(each.temperature for each in paces))])
-
-
-def advice(best: Pace) -> str:
-    """Whether to speculate at the temperature of the best number of drafted tokens, as a sentence."""
-    facts = f"{best.num_drafted} drafted tokens, tau {best.tau:.2f}, break-even {best.break_even:.2f}"
-    start = f"temperature {best.temperature:g}: "
-    if best.gain > 1.0:
-        return f"{start}speculate, {best.gain:.2f} times as fast as plain decoding ({facts})"
-    return (f"{start}do not speculate (decoder=plain): the best block has {best.gain:.2f} times "
-            f"the rate of plain decoding ({facts})")
+    lines = [tabulate(rows, ["temperature", "drafted tokens", "tau", "break-even tau", "rate / plain", "kept 1, 2, ... (%)"],
+                      "github", disable_numparse=True), ""]
+    for temperature in dict.fromkeys(each.temperature for each in paces):
+        best = max((each for each in paces if each.temperature == temperature), key=lambda each: (each.gain, each.tau))
+        said = (f"speculate, {best.gain:.2f} times as fast as plain decoding" if best.gain > 1.0 else "do not speculate "
+                f"(decoder=plain): the best block has {best.gain:.2f} times the rate of plain decoding")
+        lines.append(f"temperature {temperature:g}: {said} ({best.num_drafted} drafted tokens, tau {best.tau:.2f}, break-even "
+                     f"{best.break_even:.2f})")
+    return "\n".join(lines)
 
 
 def _shorter(draft: Draft, most: int, model: LanguageModel) -> Iterator[Drafter]:
@@ -404,13 +381,12 @@ def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray],
     A trace takes time and rules out CUDA graphs: one turn with it gives the tokens, and others without it the seconds.
     """
     gained, fastest = list[int](), np.inf
-    for walk in walked(engine_of(config, model, drafter, prompts), config, prompts, temperature):
+    for walk in walked(config, model, drafter, prompts, temperature)[0]():
         gained += walk.gained
         step()
-    engine = engine_of(config, model, drafter, prompts, trace=False)
+    turn, seconds = walked(config, model, drafter, prompts, temperature, trace=False)
     for _ in range(_TURNS):
-        engine.reset_counters()
-        for _ in walked(engine, config, prompts, temperature):
+        for _ in turn():
             step()
-        fastest = min(fastest, engine.counters.step_seconds / engine.counters.row_steps)
+        fastest = min(fastest, seconds())
     return gained, fastest

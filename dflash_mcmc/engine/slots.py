@@ -123,7 +123,6 @@ def memory_plan(config: Settings, model: LanguageModel | TargetShape, prompt_len
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    layers = len(config.blend.tapped_layers(model.config.num_hidden_layers)) if config.blend.mixes_logits else 0
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, anti)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, still_to_load)
     return options, planned

@@ -160,8 +160,6 @@ WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative
 def companions(choice: str) -> list[str]:
     if choice in ("blend=model", "blend=contrastive"):
         return ["blend.model=tiny", "sampler.proposal=matched"]
-    if choice == "blend=dola":  # its mask forbids what a proposal without the blend draws
-        return ["sampler.proposal=matched"]
     if choice in ("draft=model", "draft=qwen2_5_coder_0_5b"):
         return ["draft.model=tiny", "decoder=speculative_match"]
     if choice == "draft=eagle3":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.chains import build
+from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.drafts import check
 from dflash_mcmc.drafts.__main__ import configured, default_folder, main
 from dflash_mcmc.drafts.check import Change, Checked, Ratio, Trial
@@ -48,7 +50,7 @@ def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
     config = composed(tmp_path, *BASE, "draft=tiny", "draft.block_size=4")
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0, "greedy")
+    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0)
     agreement, trials = check.redrafted(drafter, walks)
     assert agreement == 1.0
     assert max(max(walk.gained) for walk in walks) == 4
@@ -91,7 +93,7 @@ def trial(tau: float, base: float, error: float, name: str = "rows one later") -
     ("rows and layers are right", 20, 1.0, [trial(4.15, 4.0, 0.001)]),  # 4 per cent
 ])
 def test_verdict(says, problems, agreement, trials):
-    found = Checked("tiny x", "tiny", problems, None, {"temperature 0": estimate(4.0, 0.3)}, agreement, trials)
+    found = Checked("tiny x", problems, {"temperature 0": estimate(4.0, 0.3)}, agreement, trials)
     assert says in found.verdict()
 
 
@@ -106,21 +108,18 @@ def test_changes_stay_within_the_target():
     assert [change.name for change in check.changes((0, 7), 8)] == ["nothing", "rows one later", "rows one earlier"]
 
 
-def test_the_command_prints_tables_and_writes_what_it_measured(tmp_path, capsys):
+def test_the_command_prints_tables_and_writes_what_it_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(CheckpointDraft, "training_record", lambda self: {"held_out_tau": 1.676})
     with pytest.raises(SystemExit, match="0"):
         main(["check", "model=tiny", "draft=tiny", "dataset=arith", "dataset.limit=8", "dataset.max_new_tokens=16",
               f"--out={tmp_path / 'out'}"])
     values = json.loads((tmp_path / "out/check.json").read_text())
     said = capsys.readouterr().out
     assert values["verdict"] in said
+    assert re.search(r"tiny_draft on \S*tiny, 8 problems; tau of its training is 1.68\n", said)
     assert f"| temperature 1, tokens 0 to 15  | {values['positions'][5]['tau']:.2f} " in said
     assert [each["helps"] for each in values["trials"]] == [False] * 4
     assert values["problems"] == 8
-
-
-def test_tau_of_the_training_is_shown():
-    found = Checked("smollm2 x", "y", 20, 1.676, {"temperature 0": estimate(4.0, 0.3)}, 1.0, [])
-    assert found.text().startswith("smollm2 x on y, 20 problems; tau of its training is 1.68\n")
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

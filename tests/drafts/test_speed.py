@@ -10,7 +10,7 @@ import pytest
 from dflash_mcmc.chains import build
 from dflash_mcmc.drafts import check
 from dflash_mcmc.drafts.__main__ import configured, main
-from dflash_mcmc.drafts.check import Pace, advice
+from dflash_mcmc.drafts.check import Pace, shown_paces
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.speculative.speculator import Tracer
 
@@ -25,7 +25,7 @@ def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft
     assert [pace.temperature for pace in paces] == [0.0] * len(counts) + [1.0] * len(counts)
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0, "greedy")
+    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0)
     greedy = next(pace for pace in paces if pace.num_drafted == drafter.num_drafted)
     assert greedy.tau == pytest.approx(np.mean([gained for walk in walks for gained in walk.gained]))
     assert all(1.0 <= pace.tau <= pace.num_drafted + 1 and pace.break_even > 0.0 for pace in paces)
@@ -45,7 +45,7 @@ def test_break_even_is_the_time_of_a_block_over_that_of_a_plain_step(monkeypatch
 
 
 def test_equal_rates_are_no_reason_to_speculate():
-    assert "do not speculate" in advice(Pace(1.0, 4, 2.0, 2.0, ()))
+    assert "do not speculate" in shown_paces([Pace(1.0, 4, 2.0, 2.0, ())])
 
 
 def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch):
@@ -56,6 +56,6 @@ def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch
     drafter, prompts = config.draft.load(model), build.prompts(config, model, config.dataset.problems())
     gained, seconds = check._timed(config, model, prompts, 0.0, lambda: events.append("answer"), drafter)
     assert events.count("kept") >= len(gained) / len(prompts)
-    assert events[events.index("turn"):] == 2 * ["turn", *["answer"] * len(prompts)]
+    assert events[events.index("turn", 1):] == 2 * ["turn", *["answer"] * len(prompts)]  # the first turn has the trace
     assert np.mean(gained) > 2
     assert seconds > 0

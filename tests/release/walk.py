@@ -20,7 +20,7 @@ SUBSET = ("tests/test_rng.py", "tests/test_rng.py", "tests/kernel", "tests/confi
           "tests/dataset/test_jsonl.py", "tests/grading", "tests/statistics", "tests/sampler/test_power_mh.py",
           "tests/engine/batching/test_batched.py", "tests/draft/test_dflash.py", "tests/model",
           "tests/decoder/test_speculative_match.py", "tests/report/test_table.py",
-          "tests/report/test_build.py", "tests/tracker/test_wandb.py", "tests/tracker/test_tensorboard.py",
+          "tests/report/test_build.py", "tests/tracker/test_wandb.py",
           "tests/serve/test_server.py", "tests/test_api.py", "tests/grid")
 """Tests at the border of each package: torch, transformers, Hydra, NumPy, SciPy, statsmodels, SymPy, W&B and others."""
 

@@ -206,7 +206,7 @@ VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=
 
 @pytest.mark.parametrize(("overrides", "factor"), [
     (("probe=layer_rank",), 1.15), (("probe=logit_blend", "probe.answers=greedy"), 1.15), (("probe=deep_readout",), 1.15),
-    (("probe=logit_blend", "blend=dola"), 1.15), (("probe=logit_blend", "blend=prompt"), 1.15),
+    (("probe=logit_blend", "blend=prompt"), 1.15),
     (("probe=deep_readout", "probe.context=block", "probe.reinject_every=2"), 1.15),
     (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
     (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "assumed.shared=0.8"), 1.15),

@@ -285,7 +285,6 @@ def test_the_files_of_a_run_have_no_secret(make_config, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("options", [
     pytest.param(["tracker=jsonl"], id="jsonl", marks=pytest.mark.slow),
     pytest.param(["tracker=wandb"], id="wandb", marks=pytest.mark.slow),
-    pytest.param(["tracker=tensorboard"], id="tensorboard", marks=pytest.mark.slow),
     pytest.param(["tracker=jsonl", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
                   "grader.api_key_env=DFLASH_TEST_JUDGE_KEY"], id="judge", marks=pytest.mark.slow),
     pytest.param(["tracker=jsonl", "-m", "seed=0,1"], id="sweep", marks=pytest.mark.slow),

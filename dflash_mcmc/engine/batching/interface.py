@@ -157,7 +157,6 @@ class TargetBlend(Protocol):
     def mixes_logits(self) -> bool: ...
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]: ...
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden: ...
-    def norms_layers(self) -> bool: ...
     def restarts_grid(self) -> bool: ...
 
 
@@ -169,7 +168,7 @@ class Unblended:
     needs_draft: ClassVar[bool] = False
     """Whether `mix` takes the draft's hidden state instead of outputs of the target's layers."""
     mixes_logits: ClassVar[bool] = False
-    """Whether `mix` takes logits of the target and of another forward or layers, and need not be linear."""
+    """Whether `mix` takes logits of the target and of another forward, and need not be linear."""
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""
@@ -178,10 +177,6 @@ class Unblended:
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """The blended state. The function is linear, so its arguments may be hidden states or the logits of one head."""
         return last
-
-    def norms_layers(self) -> bool:
-        """Whether the tapped layers' states pass the final norm before the head, for a blend with `mixes_logits`."""
-        return False
 
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""

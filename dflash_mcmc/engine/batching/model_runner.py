@@ -319,21 +319,18 @@ def mixed_logits(model: LanguageModel, blend: TargetBlend, hidden: torch.Tensor,
     Args:
         hidden: (rows, width), the target's states after its final norm.
         tapped: what the blend mixes in, each (rows, width): states of the companions, or of its layers, or of the draft.
-        companions: the models of these states; none if they are the target's.
+        companions: the models of these states, for a blend that takes logits; else none.
     """
     if not blend.mixes_logits:
         return model.logits(blend.mix(hidden.float(), [state.float() for state in tapped],
                                       lambda h: model.final_norm(h.to(model.dtype)).float())), None
     own = model.logits(hidden)
-    if blend.norms_layers():
-        tapped = [model.final_norm(state) for state in tapped]
-    models = companions or [model] * len(tapped)
-    others = [_logits_beside(model, each, state) for each, state in zip(models, tapped, strict=True)]
+    others = [_logits_beside(model, each, state) for each, state in zip(companions, tapped, strict=True)]
     return blend.mix(own, others, lambda values: values), own
 
 
 def _logits_beside(model: LanguageModel, other: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits of a layer, or of another model for the ids of the target: its head may have other rows of padding."""
+    """Logits of another model for the ids of the target: its head may have other rows of padding."""
     logits = other.logits(hidden)
     return torch.nn.functional.pad(logits, (0, model.vocab_size - logits.shape[-1]), value=-torch.inf)
 

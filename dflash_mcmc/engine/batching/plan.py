@@ -90,8 +90,7 @@ class DraftSize(NamedTuple):
 class Workload(NamedTuple):
     """A model, a draft and lengths: what the memory depends on, beside the number of slots.
 
-    `companion` and `anti` are other models that read every token with the target, and `mixed_layers` counts those that a blend
-    mixes in.
+    `companion` and `anti` are other models that read every token with the target.
     """
 
     model: LanguageModel | TargetShape
@@ -100,7 +99,6 @@ class Workload(NamedTuple):
     options: Options
     drafter: Drafter | DraftSize | None = None
     companion: LanguageModel | TargetShape | None = None
-    mixed_layers: int = 0
     anti: LanguageModel | TargetShape | None = None
 
     @property
@@ -226,7 +224,7 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     states = work.state_bytes(rows, length, 2) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8
     caches = states + positions * work.token_bytes + rows * length * row_bytes
-    others = work.mixed_layers + (work.companion is not None) + (work.anti is not None)
+    others = (work.companion is not None) + (work.anti is not None)
     copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES + others if others else 0)
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)

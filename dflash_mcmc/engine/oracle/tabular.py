@@ -258,8 +258,6 @@ class TabularEngine:
         else:
             others = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                       for layer in self.blend.tapped_layers(self.model.num_layers)]
-        if self.blend.norms_layers():
-            others = [_normed(part) for part in others]
         return self.blend.mix(last, others, _normed)
 
 
