@@ -13,7 +13,6 @@ import threading
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.errors import ConfigError, UserError
@@ -49,7 +48,9 @@ satisfied in part is not satisfied. Reply with a JSON object and nothing else:
 """The default question. It asks for one decision for each rubric."""
 _REFUSED = (400, 401, 403, 404, 405, 422)
 """Statuses that repeat with every request: the URL, the model, the key or a parameter is wrong."""
-_MAX_WAIT_SECONDS, _MAX_REPLY_BYTES = 60.0, 1 << 22
+_BACKOFF_SECONDS = 1.0
+"""Wait before the first further request; it doubles each time, up to a minute."""
+_MAX_REPLY_BYTES = 1 << 22
 
 
 @register("grader", "judge")
@@ -64,11 +65,10 @@ class JudgeGrader(Grader):
     model: str | None = identity(None, "name of the judge, as the endpoint knows it")
     api_key_env: str | None = runtime(None, "variable of the environment with the API key, which is never stored; null sends "
                                       "none")
-    prompt: str = identity(_PROMPT, "Jinja text of the question with response and rubrics, or the path of a .jinja file")
+    prompt: str = identity(_PROMPT, "Jinja text of the question with response and rubrics")
     temperature: float | None = identity(None, "temperature of the judge; null leaves it to the endpoint", ge=0)
     timeout_seconds: float = runtime(120.0, "limit on one request", gt=0)
     retries: int = runtime(4, "further requests after one without a readable reply", ge=0)
-    backoff_seconds: float = runtime(1.0, "wait before the first further request; it doubles each time", ge=0)
     num_workers: int = runtime(8, "number of requests at once", ge=1, le=256)
 
     def check(self, config: Settings) -> None:
@@ -77,16 +77,12 @@ class JudgeGrader(Grader):
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
         self._template()
 
-    def resolved(self, config: Settings) -> JudgeGrader:
-        """The grader with the text of its prompt instead of a path. A file and its text therefore give the same run."""
-        return dataclasses.replace(self, prompt=self._text())
-
     def check_gold(self, gold: str) -> None:
         rubrics_of(gold)
 
     def preflight(self) -> None:
         """Asks the judge once. Raises UserError if it does not reply."""
-        grade = JudgePool(dataclasses.replace(self, retries=0), self._template()).asked("Reply with the word ready.")
+        grade = dataclasses.replace(self, retries=0).start().asked("Reply with the word ready.")
         if grade.verdict != CORRECT:
             raise UserError(f"grader.url: given {self.url!r}, which does not reply ({grade.reason}); allowed: the URL of a "
                             "running OpenAI-compatible endpoint")
@@ -94,28 +90,19 @@ class JudgeGrader(Grader):
     def start(self) -> JudgePool:
         return JudgePool(self, self._template())
 
-    def _text(self) -> str:
-        if not self.prompt.endswith(".jinja") or "\n" in self.prompt:
-            return self.prompt
-        try:
-            return Path(self.prompt).read_text(encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            raise ConfigError("grader.prompt", self.prompt, "a Jinja text, or a .jinja file that exists") from error
-
     def _template(self) -> Template:
         """The compiled prompt. Raises ConfigError for a text that is no template or uses neither response nor rubrics."""
         from jinja2 import StrictUndefined, TemplateError, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        text, reason = self._text(), ""
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        environment, reason = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True), ""
         try:
-            if meta.find_undeclared_variables(environment.parse(text)) == {"response", "rubrics"}:
-                return environment.from_string(text)
+            if meta.find_undeclared_variables(environment.parse(self.prompt)) == {"response", "rubrics"}:
+                return environment.from_string(self.prompt)
         except TemplateError as error:
             reason = f" ({error.message})"
-        raise ConfigError("grader.prompt", f"{text[:60]}...", "a Jinja text, or the path of a .jinja file, that uses response "
-                          f"and rubrics and no other variable{reason}")
+        raise ConfigError("grader.prompt", f"{self.prompt[:60]}...",
+                          f"a Jinja text that uses response and rubrics and no other variable{reason}")
 
 
 def rubrics_of(gold: str) -> list[str]:
@@ -173,9 +160,9 @@ class JudgePool:
         body: dict[str, Any] = {"model": grader.model, "messages": [{"role": "user", "content": question}]}
         body |= {} if grader.temperature is None else {"temperature": grader.temperature}
         for attempt in range(grader.retries + 1):
-            if self._closed.wait(min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0):
+            if self._closed.wait(min(_BACKOFF_SECONDS * 2 ** (attempt - 1), 60.0) if attempt else 0.0):
                 break
-            key = api_key("grader.api_key_env", self._grader.api_key_env)
+            key = api_key("grader.api_key_env", grader.api_key_env)
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             try:
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,

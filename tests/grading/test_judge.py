@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading import judge
 from tests import processes
 from tests.processes import HANG
 from tests.refusals import refused
@@ -54,7 +55,8 @@ class StandIn(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setattr(judge, "_BACKOFF_SECONDS", 0.0)
     served = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     served.daemon_threads = False  # closing waits for them
     served.asked, served.lock, served.released = [], threading.Lock(), threading.Event()
@@ -69,8 +71,7 @@ def server():
 
 
 def settings(server, *more: str) -> list[str]:
-    return ["grader=judge", f"grader.url=http://127.0.0.1:{server.server_port}/v1", "grader.model=j",
-            "grader.backoff_seconds=0", *more]
+    return ["grader=judge", f"grader.url=http://127.0.0.1:{server.server_port}/v1", "grader.model=j", *more]
 
 
 def grades(grader, pairs) -> list:
@@ -99,19 +100,6 @@ def test_a_text_is_correct_only_if_every_rubric_is_satisfied(server, make_config
     assert "1. Is short." in question
     assert "2. Is kind." in question
     assert sum("down" in body["messages"][0]["content"] for *_, body in server.asked) == 3
-
-
-def test_a_byte_order_mark_of_a_prompt_file_never_reaches_the_judge(server, make_config, tmp_path):
-    """Nor the identity of the run: the file with it is the file without it."""
-    found = []
-    for name, mark in (("plain", ""), ("marked", "\ufeff")):
-        file = tmp_path / f"{name}.jinja"
-        file.write_text(mark + "Judge {{ response }} by {{ rubrics }}.", encoding="utf-8")
-        config = make_config(*settings(server, f"grader.prompt={file}"))
-        assert grades(config.grader, [("text", "gold")])[0].verdict == "correct"
-        found.append((server.asked[-1][2]["messages"][0]["content"], config.grader.resolved(config).prompt))
-    assert found[0] == found[1]
-    assert found[1][0].startswith("Judge text")
 
 
 def test_a_slow_judge_is_a_timeout(server, make_config):
@@ -175,7 +163,7 @@ def test_a_run_without_a_judge_ends_before_loading(server, make_config, tmp_path
     ("grader.url=ftp://x", r"grader\.url"), ("grader.url=http://me:word@x/v1", "a URL with a user"),
     ("grader.model=null", r"grader\.model"),
     ("grader.prompt='{{ response }}'", r"grader\.prompt"), ("grader.prompt='{% if'", r"grader\.prompt"),
-    ("grader.prompt=none.jinja", "file that exists"),
+    ("grader.prompt=none.jinja", r"grader\.prompt"),
     ("aggregate=majority", "judged texts have no answers that can be compared"),
     ("aggregate=[log_p,adaptive]", "judged texts have no answers that can be compared")])
 def test_wrong_settings_are_one_line(server, make_config, wrong, message):
