@@ -222,53 +222,20 @@ def _kept(wheel: Path, project: str, part: str) -> Path:
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|END_OF_TURN_TOKEN|>",
                 "<|end_of_text|>", "<|endofturn|>", "<|return|>", "<|call|>", "<turn|>", "<end_of_utterance>")
 """Tokens that end a turn in chat templates. As in llama.cpp, they end a text wherever the vocabulary has them."""
-_SCALINGS = {"linear": ("factor",), "yarn": ("factor", "original_context_length")}
-"""Scalings of the rotation that GGUF states by fields, with the fields. `finetuned` changes nothing."""
 
 
-def _keep_rotation(reader: Any, settings: dict[str, Any]) -> None:
-    """Sets the parameters of the rotary embedding that transformers leaves out when it reads a GGUF file.
-
-    Llama 3's are stored as one factor for each frequency, from which its parameters are told. Raises UserError for others.
-    """
+def _check_rotation(reader: Any, settings: dict[str, Any]) -> None:
+    """Raises UserError for a scaling of the rotary embedding that transformers leaves out when it reads a GGUF file."""
     import numpy as np
 
-    rope = settings.get("rope_parameters") or {}
-    stated = {name.partition(".rope.scaling.")[2]: field.contents() for name, field in reader.fields.items()
-              if ".rope.scaling." in name}
-    kind = stated.pop("type", "none")
-    factors = {tensor.name: np.asarray(tensor.data, np.float64) for tensor in reader.tensors
-               if tensor.name.startswith(("rope_freqs.", "rope_factors_")) and not np.allclose(tensor.data, 1)}
-    if rope.get("rope_type", "default") != "default" or (kind == "none" and not factors):
+    if (settings.get("rope_parameters") or {}).get("rope_type", "default") != "default":
         return
-    if kind == "none" and factors.keys() == {"rope_freqs.weight"}:
-        (found,) = factors.values()
-        scaled = {"rope_type": "llama3", "rope_theta": rope["rope_theta"], "factor": round(float(found.max()), 4),
-                  "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-        if np.allclose(_factors_of(scaled, 2 * len(found)), found, rtol=1e-3):
-            settings["rope_parameters"] = scaled
-            return
-    needed = _SCALINGS.get(str(kind), ())
-    if factors or not needed or not set(needed) <= set(stated) <= {*needed, "finetuned", "original_context_length"}:
-        left_out = ", ".join([*factors, *(f"rope.scaling.{name}" for name in stated)])
-        raise UserError(f"--gguf: given a file with {left_out or 'a scaling of the rotation'}, which transformers leaves out "
-                        f"(rope.scaling.type {kind}); allowed: Llama 3's factors, linear and yarn by "
-                        "their factor, or the published safetensors")
-    settings["rope_parameters"] = {"rope_type": str(kind), "rope_theta": rope["rope_theta"], "factor": float(stated["factor"])}
-    if kind == "yarn":
-        settings["rope_parameters"]["original_max_position_embeddings"] = int(stated["original_context_length"])
-
-
-def _factors_of(rope: dict[str, Any], head_dim: int) -> Any:
-    """The factor by which a scaling divides each frequency."""
-    import numpy
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    config = LlamaConfig(head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, rope_parameters=rope,
-                         max_position_embeddings=16 * rope["original_max_position_embeddings"])
-    plain = rope["rope_theta"] ** -(2.0 * numpy.arange(head_dim // 2) / head_dim)
-    return plain / ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].double().numpy()
+    kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
+    left_out = [*(tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs.", "rope_factors_"))
+                  and not np.allclose(tensor.data, 1)), *(f"rope.scaling.type {kind}" for kind in kinds if kind != "none")]
+    if left_out:
+        raise UserError(f"--gguf: given a file with {', '.join(left_out)}, which transformers leaves out; allowed: the "
+                        "published safetensors of the model")
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -285,7 +252,7 @@ def convert(file: Path, folder: Path) -> None:
     # transformers marks what it reads from GGUF as quantised. These weights are not, so that the model is made anew.
     settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     reader = GGUFReader(file)
-    _keep_rotation(reader, settings)
+    _check_rotation(reader, settings)
     with torch.device("meta"):
         model: Any = type(read)(type(read.config)(**settings))
     model.load_state_dict(read.state_dict(), assign=True)

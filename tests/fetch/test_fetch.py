@@ -209,21 +209,11 @@ def test_the_end_of_a_turn_is_a_stop_id(tmp_path):
         assert json.loads((made / "generation_config.json").read_text())["eos_token_id"] == stops
 
 
-def test_factors_and_scalings_of_the_rotation_are_kept(tmp_path):
-    llama3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-              "original_max_position_embeddings": 8192}
-    for name, given, kept in (
-            ("factors", {"factors": fetching._factors_of(llama3, 8), "theta": 500_000.0}, llama3),
-            ("ones", {"factors": np.ones(4)}, {"rope_type": "default"}),
-            ("linear", {"scaling": {"type": "linear", "factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}),
-            ("yarn", {"scaling": {"type": "yarn", "factor": 4.0, "original_context_length": 16}},
-             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16})):
-        wheels.write_model(tmp_path / f"{name}.gguf", **given)
-        made, _ = from_gguf(tmp_path / f"{name}.gguf", tmp_path)
-        rope = json.loads((made / "config.json").read_text())["rope_parameters"]
-        assert rope == {"rope_theta": 10_000.0, **kept}
-    for name, given in (("other", {"factors": np.array([1, 2.0, 1, 5.0])}), ("longrope", {"scaling": {"type": "longrope"}}),
-                        ("attn", {"scaling": {"type": "yarn", "factor": 4.0, "attn_factor": 1.5}})):
+def test_a_scaling_of_the_rotation_that_would_be_lost_is_refused(tmp_path):
+    wheels.write_model(tmp_path / "ones.gguf", factors=np.ones(4))
+    made, _ = from_gguf(tmp_path / "ones.gguf", tmp_path)
+    assert json.loads((made / "config.json").read_text())["rope_parameters"]["rope_type"] == "default"
+    for name, given in (("factors", {"factors": np.array([1, 2.0, 1, 5.0])}), ("yarn", {"scaling": {"type": "yarn"}})):
         wheels.write_model(tmp_path / f"{name}.gguf", **given)
         with refused("which transformers leaves out", start="--gguf: given "):
             from_gguf(tmp_path / f"{name}.gguf", tmp_path)

@@ -47,8 +47,8 @@ def vocabulary() -> list[str]:
     return [*_SPECIAL, *bytes_to_unicode().values(), "ĠĠ"]
 
 
-def write_model(path: Path, eos: int = 2, theta: float = 10_000.0, factors: np.ndarray | None = None,
-                scaling: dict[str, object] | None = None) -> None:
+def write_model(path: Path, eos: int = 2, factors: np.ndarray | None = None,
+                scaling: dict[str, str] | None = None) -> None:
     """A random Llama of two layers in float32, with factors of its rotation, or fields of a scaling."""
     tokens, numbers = vocabulary(), np.random.default_rng(0)
     writer = GGUFWriter(path, "llama")
@@ -59,7 +59,7 @@ def write_model(path: Path, eos: int = 2, theta: float = 10_000.0, factors: np.n
     writer.add_head_count(_HEADS)
     writer.add_head_count_kv(_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(theta)
+    writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(_WIDTH // _HEADS)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
@@ -70,9 +70,7 @@ def write_model(path: Path, eos: int = 2, theta: float = 10_000.0, factors: np.n
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(eos)
     for name, value in (scaling or {}).items():
-        key = f"llama.rope.scaling.{name}"
-        writer.add_string(key, value) if isinstance(value, str) else (
-            writer.add_float32(key, value) if isinstance(value, float) else writer.add_uint32(key, value))
+        writer.add_string(f"llama.rope.scaling.{name}", value)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     writer.add_unk_token_id(0)
