@@ -153,10 +153,10 @@ HARNESS_READY := $(HARNESS)/.ready
 $(HARNESS_READY): pyproject.toml
 	$(PYTHON) -m venv $(HARNESS)
 	$(HARNESS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(HARNESS)/bin/python -m pip install --editable '.[inspect,lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
+	$(HARNESS)/bin/python -m pip install --editable '.[inspect,serve]' 'lm-eval[api]>=0.4.13' 'openai>=2' 'pytest>=8' 'hypothesis>=6.100'
 	@touch $@
 
-harness: $(HARNESS_READY)  ##- the tests with lm-evaluation-harness and inspect_ai, in an environment of its own, .venv-harness (minutes)
+harness: $(HARNESS_READY)  ##- lm-evaluation-harness and inspect_ai ask the server, in an environment of its own, .venv-harness (minutes)
 	OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness tests/harness $(ONLY)
 
 # Environments with the oldest allowed versions of the packages and with the newest ones (4 to 8 GB each; the oldest PyTorch brings

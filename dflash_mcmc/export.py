@@ -26,14 +26,13 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("inspect_ai") is None:
         raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")
-    from dflash_mcmc.harness.inspect_ai import log
-    from dflash_mcmc.report import reading
+    from dflash_mcmc.report import inspect_log, reading
 
     runs, left_out = reading.read(reading.run_folders(options.runs, options.outputs), options.lenient)
     for message in left_out:
         print(f"note: {message}", file=sys.stderr)
     for run in runs:
-        print(log.write(run, options.log_dir, options.format))
+        print(inspect_log.write(run, options.log_dir, options.format))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded.
-
-`LoadedEngine.score` gives the log probabilities of given tokens.
-"""
+"""Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded."""
 
 from __future__ import annotations
 
@@ -15,17 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from dflash_mcmc.api import prompts as read_prompts
-from dflash_mcmc.api import workers
 from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, known_only, model_of, named_by_argument, turn_of
-from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
-from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.grading.extraction import cut
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
-from dflash_mcmc.ops import Chain, SamplingParams, Score
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.process import bars
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
@@ -38,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from dflash_mcmc.api.prompts import Prompts
-    from dflash_mcmc.api.workers import AnswerRequest
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.decoder import Decoder
@@ -116,58 +108,12 @@ class LoadedEngine:
         token_ids, too_long = read_prompts.all_token_ids(config, target, asked)
         return self._drawn(config, target, list(asked), token_ids, too_long, progress)
 
-    def stream_each(self, requests: Sequence[AnswerRequest], *, blend: Blend | str | None = None,
-                    decoder: Decoder | str | None = None, draft: Draft | str | None = None, seed: int = 0,
-                    progress: bool = False) -> Generator[Sample, None, None]:
-        """Yields the sample of each request when its chain ends. `prompt` of a sample is the place of its request.
-
-        All requests share a batch if chains of the engine can have stop strings of their own; otherwise those with the same
-        strings do. Raises UserError.
-        """
-        def config_of(sampler: Sampler, max_new_tokens: int) -> Config:
-            return self._configured({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
-                                    {"seed": seed, "dataset.max_new_tokens": max_new_tokens})
-
-        names, token_ids = [each.id for each in requests], {each.id: each.prompt for each in requests}
-        target = self._target
-        for batch in workers.batches(requests, config_of, self._known().engine.mixes_stops, target):
-            chains = (((number, 0), batch.chain(number)) for number in batch.numbers)
-            with closing(self._run(batch.config, target, chains, batch.longest, len(batch.numbers), progress)) as running:
-                for done, model in running:
-                    drawn = of_chain(done, names, token_ids, model)
-                    yield drawn._replace(text=cut(drawn.text, requests[drawn.prompt].stop))
-
     def _configured(self, chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
         """The checked configuration with this engine's model and hardware. Raises UserError."""
         with named_by_argument():
             loaded, config = self._known(), configuration(chosen, values)
             config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
             return checked(config)
-
-    def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
-              draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
-        """Log probabilities of given answers under the (blended) target at temperature 1, all in one batch.
-
-        Args:
-            prompts: token ids of each prompt, at least one token.
-            answers: token ids of the answer to each prompt, at least one token.
-            blend: a component or a name; None leaves the target as it is.
-            draft: a component or a name, for a blend that needs one.
-            progress: whether a progress bar is shown.
-
-        Raises:
-            UserError: for ids that the model does not know, and for a pair that is longer than the model's positions.
-        """
-        loaded = self._known()
-        config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
-        config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
-        target = self._target
-        pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
-        longest = max(len(pair.prompt) for pair in pairs)
-        config.dataset.max_new_tokens = max(map(length_of, pairs)) - longest  # the positions after the longest prompt
-        chains = ((index, chain(pair)) for index, pair in enumerate(pairs))
-        ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
-        return [scored(index, ends[index]) for index in range(len(pairs))]
 
     def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
                too_long: Mapping[str, TooLong], progress: bool) -> Generator[Sample, None, None]:
@@ -197,12 +143,6 @@ class LoadedEngine:
                 for done in runner.run(chains):
                     bar.update()
                     yield done, runner.model
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence of the model in tokens, prompt included; None without a limit. Loads the model."""
-        self._known()
-        return self._target.max_positions
 
     def _known(self) -> Config:
         if self._config is None:
@@ -274,66 +214,6 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
                              max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)
-
-
-class Scored(NamedTuple):
-    """What the target says of an answer."""
-
-    log_p: list[float]
-    """Log probability of each token under the (blended) target at temperature 1, in nats."""
-    is_greedy: bool
-    """Whether each token is the most likely one (the smallest id among equals)."""
-
-
-class PromptAndAnswer(NamedTuple):
-    """A prompt and its answer, token ids, int64."""
-
-    prompt: np.ndarray
-    answer: np.ndarray
-
-
-def length_of(pair: PromptAndAnswer) -> int:
-    """The number of tokens of a pair."""
-    return len(pair.prompt) + len(pair.answer)
-
-
-def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], vocabulary: int,
-             positions: int | None) -> list[PromptAndAnswer]:
-    """The pairs. Raises ConfigError.
-
-    Args:
-        vocabulary: number of known token ids.
-        positions: longest sequence of the model; None without a limit.
-    """
-    if not len(prompts) or len(prompts) != len(answers):
-        raise ConfigError("answers", f"{len(answers)} for {len(prompts)} prompts", "one for each prompt, and at least one")
-    pairs = [PromptAndAnswer(_ids("prompts", prompt, vocabulary), _ids("answers", answer, vocabulary))
-             for prompt, answer in zip(prompts, answers, strict=True)]
-    for index, pair in enumerate(pairs):
-        if positions is not None and length_of(pair) > positions:
-            raise ConfigError("answers", f"answer {index} of {len(pair.answer)} tokens after {len(pair.prompt)}",
-                              f"{positions} tokens together, the model's positions")
-    return pairs
-
-
-def _ids(field: str, ids: Sequence[int], vocabulary: int) -> np.ndarray:
-    tokens = array_of(ids)
-    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ConfigError(field, ids, f"lists of at least one token id, each from 0 to {vocabulary - 1}")
-    return tokens.astype(np.int64)
-
-
-def chain(pair: PromptAndAnswer) -> Chain:
-    """A chain that draws nothing: it forces the answer. The law of temperature 0 shows whether each token is greedy."""
-    return ChainResult((yield Score(Trajectory.start(pair.prompt), pair.answer, SamplingParams(temperature=0.0))))
-
-
-def scored(number: int, done: Finished[Any]) -> Scored:
-    """The result of a chain that has ended. Raises UserError if the model gave no numbers."""
-    if done.result is None:
-        raise UserError(f"answer {number}: cannot be scored: {done.failure}")
-    trajectory = done.result.trajectory
-    return Scored(trajectory.log_p.tolist(), bool((trajectory.log_q == 0.0).all()))
 
 
 class Sample(NamedTuple):

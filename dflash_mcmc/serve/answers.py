@@ -18,9 +18,9 @@ from dflash_mcmc.store import records
 from dflash_mcmc.types import Cost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.api.workers import DrawnAnswer
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.serve.workers import DrawnAnswer
 
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
@@ -18,15 +19,16 @@ from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.choices import Samplers
-from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
 from dflash_mcmc.chains import build
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
 from dflash_mcmc.serve.gate import FAILED, PATHS, Metrics, body_of, guarded
 from dflash_mcmc.serve.options import ServeOptions, model_name
+from dflash_mcmc.serve.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Service:
         self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width, options.max_steps)
         self._longest_prompt = longest_prompt
         self._most_characters = options.max_prompt_characters or _CHARACTERS * longest_prompt
-        self._started = int(time.time())
+        self._started, self._asked = int(time.time()), Counter[bytes]()
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
         self._reader.submit(int).result()  # the thread runs from the start
@@ -212,8 +214,8 @@ class Service:
             fields.allowed("logprobs", lambda: self._texts)
         sampler, common, ignored = self._samplers.adapted(asked.sampler, asked.openai, self.options.client_temperature)
         config = fields.allowed("sampler", lambda: self._samplers.config_for(sampler, common, max(1, max_tokens)))
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
+        seed = self._seed(prompts) if asked.seed is None else asked.seed
         stop = tuple(self._config.dataset.stop if asked.stop is None else asked.stop)
         in_order = ((config.sampler.draws_once or config.sampler.is_deterministic) and not config.dataset.must_end
                     and (config.decoder.is_null or config.decoder.keeps_tokens()))
@@ -224,6 +226,14 @@ class Service:
         # A body is not held while its answers are drawn.
         asked = asked.model_copy(update={"prompts": (), "ignored": ignored, "in_order": in_order})
         return asked, orders, scorers, seed, sum(map(len, prompts))
+
+    def _seed(self, prompts: Sequence[np.ndarray]) -> int:
+        """The seed of a request that has none."""
+        if self.options.seed is None:
+            return secrets.randbits(31)
+        name = Key(0).fold_in(*(token for prompt in prompts for token in (*prompt.tolist(), -1))).digest
+        self._asked[name] += 1
+        return Key(self.options.seed).fold_in(name.hex(), self._asked[name]).integer(2**31)
 
     def _scorers(self, asked: RequestFields, prompts: Sequence[np.ndarray]) -> list[TextScorer | None]:
         if not asked.top and not asked.echo:
@@ -237,8 +247,6 @@ class Service:
     def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
                 stop: tuple[str, ...], empty: bool) -> Iterator[Order]:
         """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample`. `empty`: answers have no token."""
-        from dflash_mcmc.rng import Key
-
         for index, tokens in enumerate(prompts):
             for number in range(n):
                 key = Key(seed).fold_in(f"{index:05d}", number)

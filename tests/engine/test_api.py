@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import dflash_mcmc as dm
-from dflash_mcmc.api import workers
 from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.api import audit, endpoint
@@ -23,6 +22,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.rng import Key
+from dflash_mcmc.serve import workers
 from tests import laws
 from tests.engine.api.standing import Listening, Standing
 from tests.engine.api.test_law import TARGET, TOY, drawn, p_value

