@@ -32,8 +32,8 @@ class ServeOptions:
                                      "hub")
     api_key: str | None = runtime(None, f"key that requests must have; null takes the environment variable {API_KEY}, which "
                                   "does not show in a list of processes, or no key")
-    seed: int | None = runtime(None, "seed of the answers of requests that give none: they then depend on it, on the prompt and "
-                               "on how often this prompt was asked before; null draws a seed for each request", ge=0)
+    seed: int | None = runtime(None, "seed of the answers of requests that give none: they then depend on it, on the prompt "
+                               "and on how often this prompt was asked before; null draws a seed for each request", ge=0)
     max_prompt_tokens: int | None = runtime(None, "longest prompt; null takes 1,024, or less where the model has fewer "
                                             "positions", ge=1)
     max_choices: int = runtime(64, "most answers that a request may ask for, over all its prompts", ge=1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -125,11 +126,12 @@ def version_of(engine: str) -> str:
 @contextlib.contextmanager
 def serving(arguments: list[str], python: str, log: Path) -> Iterator[str]:
     """The address of a server while it runs: the one that it prints first, or that of its port. Ends the server."""
-    with log.open("w") as said, subprocess.Popen([python, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                                 stderr=said, text=True, cwd=ROOT) as program:
-        assert program.stdout is not None
+    ports = [each for each in arguments if each.startswith("serve.port=") or (each.isdigit() and len(each) == 5)]
+    few = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # one core and 1 GB do for a small model
+    with log.open("w") as said, subprocess.Popen(
+            [python, *arguments], stdin=subprocess.PIPE, stdout=said if ports else subprocess.PIPE, stderr=said, text=True,
+            cwd=ROOT, env={**os.environ, **few}) as program:
         try:
-            ports = [each for each in arguments if each.isdigit() or each.startswith("serve.port=")]
             url = f"http://127.0.0.1:{ports[-1].removeprefix('serve.port=')}" if ports else program.stdout.readline().strip()
             for _ in range(600):
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=5):
