@@ -6,6 +6,7 @@
     gate.py         what every request passes: key, counters for Prometheus, and a line of log
     network.py      the socket, slow clients, signals
     answers.py      bodies of answers
+    workers.py      the chains that wait, and the thread that draws them
 
-`api/workers.py` has the chains that wait and the thread that draws them, `api/choices.py` the sampler of a request.
+`api/choices.py` has the sampler of a request.
 """
