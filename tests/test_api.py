@@ -133,7 +133,6 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"sampler": dflash_mcmc.PowerSMC(ramp=16), "max_new_tokens": 15}, "sampler.ramp: given 16; allowed: at most max_new_"),
     ({"sampler": "greedy", "max_new_tokens": 0}, "max_new_tokens: given 0; allowed: a whole number >= 1"),
     ({"sampler": "ps", "blend": dflash_mcmc.LayerBlend()}, "blend: given 'layer'; allowed: 'none', the value of condition=ps"),
     ({"sampler": "temprature"}, "sampler: unknown option 'temprature' (did you mean 'temperature'?)"),

@@ -459,7 +459,7 @@ def test_the_page_of_evidence_follows_from_the_records():
     page, runs, of_code = (FINDINGS / "evidence.md").read_text(), stored("evidence"), stored("cost_code")
     folders = dict(re.findall(r"^\| `([^`]+)` \| `([\w-]+)` \|$", page, re.MULTILINE))
     bases = {"HumanEval": [of_code[name] for name in ("greedy-humaneval-867ecf38922c", "power_mh-humaneval-2e73d0fef336",
-                                                      "power_smc-humaneval-19d62280ab30")],
+                                                      "power_smc-humaneval-0793bd30bf26")],
              "MBPP": [runs[folders["greedy, MBPP"]]]}
     shares, tables = {}, dict(zip(("MBPP", "HumanEval"), re.findall(r"^\| (?:MBPP|HumanEval) \|.*\n\|.*\n((?:\|.*\n)+)", page,
                                                                    re.MULTILINE), strict=True))

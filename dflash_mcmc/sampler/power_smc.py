@@ -71,8 +71,6 @@ class PowerSMC(Truncated, AtTemperature):
     resampling: Literal["multinomial", "systematic"] | None = identity(
         None, "multinomial = independent parents; systematic = one uniform number for all parents; null takes systematic, and "
         "multinomial with wrapper=csmc, whose form of systematic would have another law")
-    ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp. "
-                         "temperature=null then takes 1/alpha of the block", ge=0)
     proposal: Literal["target", "draft"] = identity(
         "target", "target = tokens from the target; draft = blocks from the draft, the first token of a block from the target")
     wrapper: Literal["none", "pimh", "csmc"] = identity(
@@ -92,13 +90,8 @@ class PowerSMC(Truncated, AtTemperature):
         if self.wrapper == "csmc" and self.resampling == "systematic":
             raise ConfigError("sampler.resampling", self.resampling, "multinomial or null with sampler.wrapper=csmc: the "
                               "conditional form of systematic resampling has another law")
-        if self.wrapper == "csmc" and self.ramp and self.cut != "start":
-            raise ConfigError("sampler.ramp", self.ramp, "0 with sampler.wrapper=csmc and a cut: the blocks start at the cut, "
-                              "so that a token would have several proposal laws")
         if self.wrapper != "none" and not self.num_steps:
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
-        if self.ramp > config.dataset.max_new_tokens:
-            raise ConfigError("sampler.ramp", self.ramp, f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
         if self.proposal == "draft":
             self._check_draft(config)
 
@@ -117,7 +110,7 @@ class PowerSMC(Truncated, AtTemperature):
         return self.resampling or ("multinomial" if self.wrapper == "csmc" else "systematic")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        values = AtTemperature.canonical(self, config) if not self.ramp else {}
+        values = AtTemperature.canonical(self, config)
         values["resampling"] = self.scheme
         if self.wrapper == "none":
             values.update(num_steps=None, cut=None)
@@ -200,13 +193,11 @@ class PowerSMC(Truncated, AtTemperature):
         """
         count, cut = self.num_particles, start.length
         paths, roots = [start] * count, list(range(count))
-        log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
+        log_weights, log_z, num_resampled, least, law = np.zeros(count), 0.0, 0, 1.0, self.law()
         # Numbers of generated tokens at which the weights are checked, the horizon included
         size = self.block_size if self.num_particles > 1 else horizon
         for stop in [*range(cut + size, horizon, size), horizon]:
-            before = [path.weight(alpha, cut) for path in paths]
-            alpha = self._alpha_at(stop)
-            law = self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
+            before = [path.weight(self.alpha, cut) for path in paths]
             mine = [particle for particle, path in enumerate(paths)
                     if not path.complete(stop) and not (forced is not None and particle == 0)]
             drawn = yield Together(tuple(
@@ -216,7 +207,7 @@ class PowerSMC(Truncated, AtTemperature):
                 paths[particle] = path
             if forced is not None:
                 paths[0] = forced.prefix(stop)
-            log_weights = log_weights + [path.weight(alpha, cut) - old for path, old in zip(paths, before, strict=True)]
+            log_weights = log_weights + [path.weight(self.alpha, cut) - old for path, old in zip(paths, before, strict=True)]
             if all(path.complete(horizon) for path in paths):
                 break
             least = min(least, kernel.effective_size(log_weights) / count)
@@ -226,8 +217,6 @@ class PowerSMC(Truncated, AtTemperature):
                 paths, roots = [paths[parent] for parent in parents], [roots[parent] for parent in parents]
                 num_resampled += 1
                 log_weights = np.zeros(count)
-        # The paths may all end before the ramp does.
-        log_weights = log_weights + [(self.alpha - alpha) * float(path.log_p[cut:].sum()) for path in paths]
         least = min(least, kernel.effective_size(log_weights) / count)
         return Cloud(paths, log_weights, log_z + kernel.log_mean(log_weights), num_resampled, least, len(set(roots)))
 
@@ -239,10 +228,6 @@ class PowerSMC(Truncated, AtTemperature):
         if self.scheme == "systematic":
             return kernel.systematic(log_weights, key)
         return kernel.multinomial(log_weights, count, key)
-
-    def _alpha_at(self, stop: int) -> float:
-        """The power of the block that ends with `stop` generated tokens."""
-        return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
         """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle.

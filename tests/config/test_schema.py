@@ -229,7 +229,7 @@ WITHOUT_UPPER_BOUND = {
         "seed", "fewshot_seed", "options_seed", "layer", "layers", "target_layers", "mask_token_id", "loss_ids",
         "output", "position_edges", "shards", "num_shards"},
     "at most what is there, and more is refused or changes nothing": {
-        "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "ramp", "rollout_length", "block_size",
+        "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "rollout_length", "block_size",
         "num_features", "intermediate_size", "num_heads", "num_key_heads", "head_dim", "rank", "kernel_size", "group_size",
         "long_tokens", "agent_tokens", "agent_answer", "reinject_every", "max_model_len", "max_num_batched_tokens"},
     "one after another, so that more take time alone": {

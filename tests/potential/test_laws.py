@@ -128,7 +128,7 @@ def _extended(law: dict, reach: int) -> dict:
     return longer
 
 
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}, {"ramp": 3}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}], ids=str)
 def test_the_weights_of_particles_are_unbiased(changes):
     """E[Z 1(result = x)] is p(x)^alpha exp(beta r(x))."""
     engine, sampler = TabularEngine(MODEL), of_power_smc.make(**changes)

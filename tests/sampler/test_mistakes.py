@@ -46,12 +46,10 @@ MISTAKES = [
     ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=multinomial sampler.num_particles=1",
      "sampler.num_particles: given 1"),
     ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=systematic", "sampler.resampling: given 'systematic'"),
-    ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=multinomial sampler.ramp=8", "sampler.ramp: given 8"),
     ("sampler=power_smc sampler.wrapper=pimh sampler.num_steps=0", "sampler.num_steps: given 0"),
     ("sampler=power_smc sampler.ess_threshold=0", "sampler.ess_threshold: given 0"),
     ("sampler=power_smc sampler.ess_threshold=1.5", "sampler.ess_threshold"),
     ("sampler=power_smc sampler.num_particles=0", "sampler.num_particles: given 0"),
-    ("sampler=power_smc sampler.ramp=100000", "sampler.ramp: given 100000"),
     ("sampler=power_smc sampler.proposal=draft", "sampler.proposal: given 'draft'"),
     *((f"sampler=temperature sampler.sampling_mask=true sampler.top_k={top_k}",
        f"sampler.sampling_mask: given True; allowed: false with sampler.top_k={top_k}; or sampler.top_k from 1 to 512")

@@ -130,7 +130,7 @@ def test_a_swap_takes_an_answer_that_ends_to_the_higher_power():
     assert not any(sampler.swap(other, Key(seed))[1] == (True,) for seed in range(50))
 
 
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}, {"ramp": 3}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}], ids=str)
 @pytest.mark.parametrize("model", [MODEL, STRINGS], ids=["stop id", "stop string"])
 def test_the_weights_of_particles_are_unbiased(changes, model):
     """E[Z 1(result = x)] is p(x)^alpha for answers that end, and 0 for the others."""

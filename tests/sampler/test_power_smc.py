@@ -31,7 +31,7 @@ SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
 
 def make(**changes):
     values = dict(alpha=3.0, num_particles=2, block_size=1, ess_threshold=1.0, resampling="multinomial", temperature=0.6,
-                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=1, cut="start")
+                  top_k=0, top_p=1.0, proposal="target", wrapper="none", num_steps=1, cut="start")
     return PowerSMC(**{**values, **changes})
 
 
@@ -56,8 +56,7 @@ def error(sampler, engine=ENGINE, horizon=2):
 
 @pytest.mark.parametrize("changes", [
     {}, {"resampling": "systematic"}, {"ess_threshold": 0.8}, {"ess_threshold": 0.8, "resampling": "systematic"},
-    {"temperature": None}, {"temperature": 1.0, "alpha": 0.5}, {"block_size": 2}, {"ramp": 3},
-    {"ramp": 3, "temperature": None}, {"ramp": 2, "resampling": "systematic"}, {"num_particles": 1}], ids=str)
+    {"temperature": None}, {"temperature": 1.0, "alpha": 0.5}, {"block_size": 2}, {"num_particles": 1}], ids=str)
 def test_the_weights_are_unbiased(changes):
     assert error(make(**changes)) < EXACT
     assert error(make(**changes), SMALL, 3) < EXACT
@@ -169,13 +168,6 @@ def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():
         log_z = log_z if entry["decision"] == "reject" else proposed
     assert {"accept", "reject"} <= {entry["decision"] for entry in done.trace}
     assert done.measures["log_z"] == pytest.approx(log_z, abs=1e-12)
-
-
-def test_the_ramp_begins_at_the_power_one():
-    """Powers of blocks of two tokens with a ramp of four: 2 and then 3, since the power is 1 before the first token."""
-    sampler = make(ramp=4, block_size=2, temperature=None)
-    first = next(sampler.chain(PROMPT, 4, Key(0)))
-    assert [draw.params.temperature for draw in first.operations] == [0.5, 0.5]
 
 
 def test_one_particle_is_drawn_to_the_end_whatever_the_blocks():

@@ -57,7 +57,7 @@ def temperature(**changes) -> Temperature:
 
 def power_smc(**changes) -> PowerSMC:
     values = dict(alpha=2.0, num_particles=3, block_size=3, ess_threshold=1.0, resampling="multinomial", temperature=None,
-                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=0, cut="start")
+                  top_k=0, top_p=1.0, proposal="target", wrapper="none", num_steps=0, cut="start")
     return PowerSMC(**{**values, **changes})
 
 
