@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,12 +11,10 @@ from dflash_mcmc.errors import RunBusy, UserError, one_line
 from dflash_mcmc.process import program
 
 DONE, PARTIAL, RUNNING, DAMAGED = "done", "partial", "running", "damaged"
-_KEYS = {"name": "run", "state": "state", "accuracy": "accuracy", "cost": "token_forwards", "age": "started"}
-"""The field that each value of `--sort` sorts by."""
 
 
 class Listed(NamedTuple):
-    """A run in the list. The fields are the keys of `--json`."""
+    """A run in the list."""
 
     run: str
     """The run's folder."""
@@ -39,10 +36,10 @@ class Listed(NamedTuple):
 
 
 def listed(folders: Sequence[str | Path]) -> list[Listed]:
-    """The runs below the folders. Raises UserError for a folder without runs."""
+    """The runs below the folders, the newest start first. Raises UserError for a folder without runs."""
     from dflash_mcmc.report.reading import run_folders
 
-    return [_listed(entry.folder) for entry in run_folders(folders)]
+    return sorted((_listed(entry.folder) for entry in run_folders(folders)), key=lambda run: run.started or "", reverse=True)
 
 
 def _listed(folder: Path) -> Listed:
@@ -105,14 +102,6 @@ def _forwards(records: Sequence[dict[str, Any]]) -> float | None:
     return forwards_together(cast("Any", counted)) if counted else None
 
 
-def sort(runs: Sequence[Listed], by: str, reverse: bool = False) -> list[Listed]:
-    """The runs in the order of a key of `--sort`. Runs without a value come last in both orders."""
-    name = _KEYS[by]
-    with_value = [run for run in runs if getattr(run, name) is not None]
-    return [*sorted(with_value, key=lambda run: getattr(run, name), reverse=reverse != (by == "age")),
-            *(run for run in runs if getattr(run, name) is None)]
-
-
 def table(runs: Sequence[Listed], now: datetime.datetime) -> str:
     """A table of runs, and a line for each damaged one."""
     from dflash_mcmc.report.parts import ReportTable, text_of
@@ -147,17 +136,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="run folder, experiment folder, glob, or W&B run id; "
                         "default: all runs below outputs")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="default: outputs")
-    parser.add_argument("--sort", choices=_KEYS, default="age", help="default: age, the newest start first")
-    parser.add_argument("--reverse", action="store_true", help="the opposite order")
-    parser.add_argument("--json", action="store_true", help="print a JSON list of objects instead of a table")
     options = parser.parse_args(arguments)
     if not options.folders and not options.outputs.is_dir():
         raise UserError(f"--outputs: given {str(options.outputs)!r}, which is no folder; allowed: a folder with runs")
-    runs = sort(listed(options.folders or [options.outputs]), options.sort, options.reverse)
-    if options.json:
-        print(json.dumps([run._asdict() for run in runs], indent=1))
-    else:
-        print(table(runs, datetime.datetime.now().astimezone()))
+    print(table(listed(options.folders or [options.outputs]), datetime.datetime.now().astimezone()))
 
 
 if __name__ == "__main__":
