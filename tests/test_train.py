@@ -32,5 +32,5 @@ def test_an_unknown_draft_is_an_error_of_one_line(command, tmp_path):
     done = command("dflash_mcmc.train", "draft=tny", *DRAFT)
     assert done.returncode == 2
     assert done.stderr == ("error: draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'smollm2', "
-                           "'qwen2_5_coder_0_5b', 'eagle3', 'dflash'\n")
+                           "'qwen2_5_coder_0_5b', 'dflash'\n")
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """Trains a DFlash draft. The same command resumes a training that was stopped.
 
     python -m dflash_mcmc.train draft=tiny                                      a draft for the embedded target
-    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target; draft=eagle3 is EAGLE-3
+    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target
 """
 
 from __future__ import annotations

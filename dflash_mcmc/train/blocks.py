@@ -13,22 +13,19 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dflash_mcmc.draft.network.dflash import DFlash
-from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train.responses import Response
 
-Network: TypeAlias = DFlash | Eagle3
-"""A network that is trained here."""
 POOL_BATCHES = 8
 """Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
 T = TypeVar("T")
@@ -140,11 +137,8 @@ class Known(NamedTuple):
     log_sums: torch.Tensor | None = None
 
 
-def drafted(draft: Network, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
+def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
     """Hidden states (rows, blocks, drafted tokens of a block, hidden) of the drafted slots of all blocks."""
-    if isinstance(draft, Eagle3):
-        embedding = model.decoder.get_input_embeddings().weight.detach()
-        return draft.unrolled(embedding, features, blocks.tokens, blocks.anchors)
     return sequences.drafted(draft, model, features, *blocks)
 
 
@@ -201,7 +195,7 @@ class KeptReader:
                            for column in columns)
 
 
-def speculated(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
+def speculated(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
                anchors_at_once: int) -> tuple[int, int]:
     """(number of tokens of the answers, number of forwards of the target), whose ratio is the accepted length tau.
 
@@ -218,7 +212,7 @@ def speculated(draft: Network, model: LanguageModel, responses: Sequence[Respons
 
 
 @torch.no_grad()
-def accepted_lengths(draft: Network, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
+def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
     """Number of accepted tokens of the block at each anchor position, int64 (responses, length of the longest).
 
     The number counts the leading drafted tokens that equal the response's tokens. It is 0 at positions where no block can

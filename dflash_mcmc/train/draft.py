@@ -22,23 +22,21 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import default_target_layers
-from dflash_mcmc.draft.network.dflash import DFlashShape
-from dflash_mcmc.draft.network.eagle3 import FAMILY as EAGLE3
-from dflash_mcmc.draft.network.eagle3 import Eagle3, Eagle3Shape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import ConfigError, RunBusy, UserError
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader, speculated
+from dflash_mcmc.train.blocks import Epochs, KeptReader, TargetReader, speculated
 from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
-FAMILIES = {"dflash": checkpoint.DFLASH, "eagle3": EAGLE3}
-"""The kinds of networks by the values of `network`."""
 _BETAS, _MAX_NORM = (0.9, 0.95), 1.0
 """Of AdamW, and the largest norm of the gradient: larger gradients are scaled down to it."""
 _TRACK_EVERY = 10
@@ -93,12 +89,12 @@ def train(plan: DraftPlan) -> Path:
     return target
 
 
-def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape:
+def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
     check_shape(wanted, num_layers)
     heads, mask = config.num_attention_heads, wanted.mask_token_id
-    if mask is None and plan.network != "eagle3":
+    if mask is None:
         # If possible an id that is never sampled, so masks differ from all tokens.
         unused = model.forbidden.nonzero().flatten().tolist()
         mask = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
@@ -110,24 +106,19 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
         num_key_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         intermediate_size=wanted.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        block_size=wanted.block_size, mask_token_id=mask or 0,
+        block_size=wanted.block_size, mask_token_id=mask,
         target_layers=default_target_layers(num_layers, wanted.num_features), num_target_layers=num_layers,
         norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * wanted.num_layers,
     )
-    made: Any = shape
-    if plan.network == "eagle3":
-        names, own = ({field.name for field in dataclasses.fields(kind)} for kind in (Eagle3Shape, DFlashShape))
-        common = {name: getattr(shape, name) for name in names & own}
-        made = Eagle3Shape(**{**common, "vocab_size": model.vocab_size, "num_drafted": shape.num_drafted})
-    checkpoint.check_pair(made, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
+    checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                           field="shape")
-    return made
+    return shape
 
 
-def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: LanguageModel) -> Network:
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
     """The draft before the first step, in float32: a new one, with the tensors that the plan starts from.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
@@ -135,18 +126,15 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
     embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
     is a copy of the target's. Raises UserError if the tensors do not fit.
     """
-    family = FAMILIES[plan.network]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(plan.seed).fold_in("draft", "weights").integer(2**31))
-        draft = family.network(shape)
+        draft = DFlash(shape)
         for parameter in draft.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
-        if isinstance(draft, Eagle3):
-            draft.lm_head.weight.data.copy_(model.head.weight)
     if start := plan.start():
-        first = checkpoint.load(start.local(), torch.float32, "cpu", family)
+        first = checkpoint.load(start.local(), torch.float32, "cpu")
         for name in (field.name for field in dataclasses.fields(first.shape) if field.name not in _FREE_OF_START):
             given, wanted = getattr(first.shape, name), getattr(shape, name)
             if given != wanted:
@@ -159,7 +147,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
 class _Session:
     """The state of a training run: models, batches and held-out responses."""
 
-    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: Network,
+    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
@@ -239,7 +227,7 @@ def _describe(figures: dict[str, object]) -> str:
     return "tokens for each forward of the target: " + ", ".join(f"{tau:.2f} at temperature {t}" for t, tau in taus.items())
 
 
-def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,
+def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
            figures: dict[str, object]) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
 
@@ -254,7 +242,7 @@ def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,
     if "tau_0" in figures:
         record["held_out_tau"] = figures["tau_0"]
     extra = {"vocab_size": model.vocab_size, "training": record}
-    checkpoint.save(stored, folder, extra, FAMILIES[plan.network])
+    checkpoint.save(stored, folder, extra)
 
 
 def cosine(step: int, steps: int, peak: float, warmup_fraction: float) -> float:

@@ -3,8 +3,7 @@
 Slot k of a block predicts the token k positions after the anchor, from the target's features before the anchor and the
 anchor's token. The prediction is compared with the token at that position, or with the target's distribution there. Slot 0,
 padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after a wrong
-one are rejected (DFlash, arXiv 2602.06036). EAGLE-3 is unrolled: in each step of a block the network reads its own state of
-the step before, and the response's token (the training-time test of EAGLE-3, arXiv 2503.01840).
+one are rejected (DFlash, arXiv 2602.06036).
 
 The logits of all ids are most of the work of a step with a real vocabulary: at 49 thousand ids and a draft of 7 million
 parameters, three quarters. A step with candidates computes those of the frequent ids of the training responses, of the ids
@@ -23,9 +22,10 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.blocks import Known, Network, TargetReader, TrainingBlocks, drafted
+from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks, drafted
 from dflash_mcmc.train.responses import Response
 
 
@@ -146,7 +146,7 @@ def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> 
     return (log_p.exp() * ratio).sum(dim=-1)
 
 
-def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
+def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
              autocast: bool, candidates: Candidates | None = None, known: Known | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 

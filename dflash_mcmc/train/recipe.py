@@ -25,7 +25,7 @@ from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.ops import LARGEST, SMALLEST
 
 RECIPES = {name: f"train_draft_{name}" for name in (
-    "tiny", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
+    "tiny", "smollm2", "qwen2_5_coder_0_5b")} | {"dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
@@ -72,7 +72,6 @@ class DraftPlan:
     """A training run of a draft: `conf/train_draft.yaml`."""
 
     shape: Shape = dataclasses.field(default_factory=Shape)
-    network: Literal["dflash", "eagle3"] = identity("dflash", "kind of network")
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
     target: Literal["tokens", "p", "p_alpha"] = identity(
@@ -124,11 +123,6 @@ class DraftPlan:
         self.model.check(self)
         self.hardware.check(self)
         check_shape(self.shape, self.model.num_layers())
-        if self.network == "eagle3":
-            for name, given, wanted in (("shape.num_layers", self.shape.num_layers, 1),
-                                        ("shape.num_features", self.shape.num_features, 3), ("loss_ids", self.loss_ids, None)):
-                if given != wanted:
-                    raise ConfigError(name, given, f"{'null' if wanted is None else wanted} with network=eagle3")
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if start := self.start():

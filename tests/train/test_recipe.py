@@ -43,7 +43,7 @@ def test_any_target_needs_a_path_and_prompts():
     with pytest.raises(UserError, match=r"prompts\.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
     with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'smollm2', "
-                       "'qwen2_5_coder_0_5b', 'eagle3', 'dflash'"):
+                       "'qwen2_5_coder_0_5b', 'dflash'"):
         compose("none", [])
 
 

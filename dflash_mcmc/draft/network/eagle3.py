@@ -191,40 +191,5 @@ class Eagle3(torch.nn.Module):
         normed = self.norm(hidden)
         return normed, normed if self.shape.norm_output else hidden
 
-    def unrolled(self, embedding: torch.Tensor, features: torch.Tensor, tokens: torch.Tensor,
-                 anchors: torch.Tensor) -> torch.Tensor:
-        """What the head reads in each step of all blocks, (rows, blocks, num_drafted, hidden), after the text's tokens.
-
-        Args:
-            embedding: (ids, hidden), the target's.
-            features: (rows, length, 3 · hidden), the target's layers side by side.
-            tokens: int64 (rows, length). anchors: int64 (rows, blocks), positions; -1 for an unused block.
-        """
-        dtype, first, length = self.fc.weight.dtype, anchors.clamp(min=0), tokens.shape[1]
-        fused = self.fused(features.to(dtype).split(self.shape.hidden_size, dim=-1))
-        before = torch.nn.functional.pad(fused[:, :-1], (0, 0, 1, 0))
-        places = torch.arange(length, device=tokens.device)
-        keys, values = self.keys_values(embedding[tokens].to(dtype), before, places.expand_as(tokens))
-        hidden = ((places == 0) | (places >= first[..., None]))[:, None, None]  # the first token has no entry
-        own, found = list[tuple[torch.Tensor, torch.Tensor]](), list[torch.Tensor]()
-        state = before.gather(1, first[..., None].expand(-1, -1, before.shape[-1]))
-
-        def attend(queries: torch.Tensor, own_keys: torch.Tensor, own_values: torch.Tensor) -> torch.Tensor:
-            own.append((own_keys, own_values))  # of each step, (rows, key heads, blocks, head_dim)
-            mine = [torch.stack(parts, dim=3) for parts in zip(*own, strict=True)]
-            heads = queries.unflatten(1, (keys.shape[1], -1))
-            scores = torch.cat([torch.einsum("rkgbd,rknd->rkgbn", heads, keys).masked_fill(hidden, -torch.inf),
-                                torch.einsum("rkgbd,rkbsd->rkgbs", heads, mine[0])], dim=-1).float()
-            weights = (scores * queries.shape[-1] ** -0.5).softmax(dim=-1).to(values.dtype)
-            earlier, steps = weights.split([length, len(own)], dim=-1)
-            return (torch.einsum("rkgbn,rknd->rkgbd", earlier, values)
-                    + torch.einsum("rkgbs,rkbsd->rkgbd", steps, mine[1])).flatten(1, 2)
-
-        for step in range(self.shape.num_drafted):
-            fed = tokens.gather(1, (first + step).clamp(max=length - 1))  # slots after the end do not count
-            normed, state = self(embedding[fed].to(dtype), state, first + step, attend)
-            found.append(normed)
-        return torch.stack(found, dim=2)
-
 
 FAMILY = Family(Eagle3Config, Eagle3, to_config, ("midlayer.", "layers.0."))
