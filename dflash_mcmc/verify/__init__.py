@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.ops import LawFunction
@@ -42,7 +44,7 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
 
     import dflash_mcmc as dm
     from dflash_mcmc.api.choices import evaluating, model_of
-    from dflash_mcmc.api.sampling import pairs_of
+    from dflash_mcmc.api.prompts import array_of
     from dflash_mcmc.errors import ConfigError
     from dflash_mcmc.ops import SamplingParams
     from dflash_mcmc.verify.audit import audit
@@ -59,8 +61,21 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     counts = "prompt+answer" if fields.pop("counts_prompt", False) else "answer"
     stated = dm.component("sampler", "temperature", **fields, penalty_counts=counts).law()
     target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())
-    pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
-    texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
+    if not len(prompts) or len(prompts) != len(answers):
+        raise ConfigError("answers", f"{len(answers)} for {len(prompts)} prompts", "one for each prompt, and at least one")
+
+    def ids_of(field: str, given: Sequence[int]) -> np.ndarray:
+        tokens, most = array_of(given), target.vocab_size - 1
+        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() > most:
+            raise ConfigError(field, given, f"lists of at least one token id, each from 0 to {most}")
+        return tokens.astype(np.int64)
+
+    texts = [DrawnText(f"answer {index}", ids_of("prompts", prompt), ids_of("answers", answer))
+             for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
+    for text in texts:
+        if target.max_positions is not None and len(text.prompt) + len(text.tokens) > target.max_positions:
+            raise ConfigError("answers", f"{text.name} of {len(text.tokens)} tokens after {len(text.prompt)}",
+                              f"{target.max_positions} tokens together, the model's positions")
     with evaluating(target.decoder):
         law_of_token = stated._replace(temperature=0.0) if greedy else stated._replace(function=function)
         return audit(target, texts, law_of_token, float(level))
