@@ -40,7 +40,6 @@ class WandbTracker(Tracker):
     entity: str | None = runtime(None, "user or team; null takes the user's default")
     mode: Literal["auto", "offline"] = runtime("auto", "auto = online when logged in, else offline; offline = always offline")
     folder: str = runtime("outputs", "parent folder of wandb/")
-    connect_seconds: float = runtime(30.0, "longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
         """Key under which the run folder notes what was logged. Another project and an agent of a sweep have their own."""
@@ -78,7 +77,7 @@ class WandbTracker(Tracker):
 
     def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
         settings = wandb.Settings(
-            init_timeout=self.connect_seconds, finish_timeout=120, silent=True, console="off",
+            init_timeout=30, finish_timeout=120, silent=True, console="off",
             # By default 15 s of data are kept in memory, which a kill would lose.
             x_transaction_log_flush_interval=1, x_file_stream_transmit_interval=2,
         )

@@ -231,7 +231,7 @@ WITHOUT_UPPER_BOUND = {
     "at most what is there, and more is refused or changes nothing": {
         "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "rollout_length", "block_size",
         "num_features", "intermediate_size", "num_heads", "num_key_heads", "head_dim", "rank", "kernel_size", "group_size",
-        "long_tokens", "agent_tokens", "agent_answer", "reinject_every", "max_model_len", "max_num_batched_tokens"},
+        "long_tokens", "agent_tokens", "agent_answer", "reinject_every", "max_model_len"},
     "one after another, so that more take time alone": {
         "num_steps", "steps", "warmup_steps", "num_draws", "agent_runs", "retries"},
     "a distance, or a limit": {

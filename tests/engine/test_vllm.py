@@ -132,8 +132,7 @@ def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
 def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     given = {"pipeline_parallel_size": 3, "tensor_parallel_size": 2, "enable_expert_parallel": True, "kv_cache_dtype":
-             "fp8_e5m2", "quantization": "fp8", "max_num_batched_tokens": 777, "gpu_memory_utilization": 0.55,
-             "block_size": 64, "enforce_eager": True}
+             "fp8_e5m2", "quantization": "fp8", "gpu_memory_utilization": 0.55, "block_size": 64, "enforce_eager": True}
     config = make_config("engine=vllm", "sampler=greedy", *(f"engine.{name}={value}" for name, value in given.items()))
     target = config.engine.load(config, "cpu")._replace(device="cuda:0")
     arguments = starting.settings(config.engine, config, target, 500, 8).arguments()

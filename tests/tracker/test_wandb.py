@@ -171,7 +171,7 @@ def test_the_line_about_an_offline_run_is_not_in_the_bar(tmp_path, folders, caps
 
 
 def offline(folder: Path) -> WandbTracker:
-    return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
+    return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder))
 
 
 def test_another_project_and_a_disabled_run_are_noted_apart(monkeypatch):
@@ -216,7 +216,7 @@ import os, signal, time
 from pathlib import Path
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbTracker
-run = WandbTracker(project="p", entity=None, mode="offline", folder=".", connect_seconds=9).start(
+run = WandbTracker(project="p", entity=None, mode="offline", folder=".").start(
     RunInfo("abc", "e", "c", {}, Path(".")))
 for step in range(1, 6):
     run.log({"sample/log_p": -1.0}, step)

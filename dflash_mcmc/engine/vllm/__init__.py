@@ -40,7 +40,6 @@ class Vllm(Engine):
                                         "dataset.max_new_tokens", ge=1)
     gpu_memory_utilization: float = runtime(0.9, "share of a GPU's memory for weights, activations, and keys and values, "
                                             "where hardware.memory_gb is null", gt=0, le=1)
-    max_num_batched_tokens: int | None = runtime(None, "tokens in a step; null takes vLLM's default", ge=1)
     block_size: int | None = runtime(None, "positions whose keys and values are kept, and used again, together; null takes 32 "
                                      "on a CPU and vLLM's default on GPUs", ge=1)
     enforce_eager: bool = runtime(False, "run without CUDA graphs and without compiling")

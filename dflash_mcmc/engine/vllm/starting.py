@@ -80,8 +80,8 @@ def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_m
 
 def _more(engine: VllmFields, on_cpu: bool) -> dict[str, Any]:
     """Fields of the engine that are arguments of vLLM under the same names. A CPU always runs eagerly here."""
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "max_num_batched_tokens",
-             "quantization", "kv_cache_dtype", "gpu_memory_utilization")
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "quantization", "kv_cache_dtype",
+             "gpu_memory_utilization")
     values: dict[str, Any] = {name: getattr(engine, name) for name in names}
     block_size = engine.block_size or (CPU_BLOCK if on_cpu else None)
     return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
