@@ -40,7 +40,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
-from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, MeteredEngine, Options, Tag, TargetBlend
+from dflash_mcmc.engine.batching.interface import DEFAULTS, ChainRunner, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
@@ -80,7 +80,7 @@ class GraphedSteps:
     """
 
     def __init__(self, stepper: Stepper, endings: Endings):
-        self._stepper, self.cost, self._endings, self._version = stepper, stepper.cost, endings, endings.version
+        self._stepper, self.cost, self._endings, self._version = stepper, stepper.cost, endings, endings.tables.version
         self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -91,9 +91,9 @@ class GraphedSteps:
         if len(groups) > 1 or riders is not None or any(law.function for law in (groups[0].params, *groups[0].laws)):
             self._stepper.step(cache, state, batch, key_length, groups, floors, riders)
             return
-        if self._version != self._endings.version:
+        if self._version != self._endings.tables.version:
             self._graphs.clear()
-            self._version = self._endings.version
+            self._version = self._endings.tables.version
         name = (batch, key_length, groups[0], floors, len(state.seen), len(state.counts), state.columns.shape[2])
         if name not in self._graphs:
             self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)
@@ -117,7 +117,7 @@ class GraphedSteps:
         return graph
 
 
-class BatchedEngine(MeteredEngine):
+class BatchedEngine(ChainRunner):
     """Runs chains of operations on a language model.
 
     Args:
@@ -134,6 +134,8 @@ class BatchedEngine(MeteredEngine):
         anti: a further model for the blend, after the companion; None without one.
         few_rows: whether products are those of few rows (`linear.py`).
     """
+
+    model: LanguageModel
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,

@@ -28,6 +28,8 @@ from dflash_mcmc.engine.batching.rows import (
     Status,
     Stepper,
     columns_of_groups,
+    num_columns,
+    processed,
 )
 from dflash_mcmc.engine.speculative.drafter import DraftStates
 from dflash_mcmc.engine.speculative.rules import below_floor
@@ -35,9 +37,6 @@ from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
 from dflash_mcmc.process import bars
 from dflash_mcmc.types import Trajectory
-
-Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
 
 
 def plain_cost(tokens: int, counts: RowCounts) -> dict[str, int]:
@@ -69,37 +68,35 @@ class PlainSteps:
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
         if riders is not None:
-            batch = riders.batch
-            rows, position = state.ids[:batch], state.position[:batch]
             logits = _ridden(logits, riders)
+        if self.runner.model.takes_ranges and logits.keys() == {"blended"} and not any(map(num_columns, groups)):
+            from dflash_mcmc.engine.batching import gpu_draw  # Triton has packages for Linux alone
+
+            tokens = gpu_draw.drawn(state, logits["blended"], groups, self.runner.endings, floors)
+        else:
+            tokens = self._drawn(state, logits, groups, floors)
+        if riders is not None:
+            _part(state, riders, tokens)
+
+    def _drawn(self, state: Rows, logits: dict[str, torch.Tensor], groups: tuple[Group, ...], floors: bool) -> torch.Tensor:
+        """Draws a token for each row of the logits, int64 (rows,), and advances the live rows. Other rows do not change."""
+        batch = len(logits["blended"])
+        rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
         target = laws.weigh(logits["blended"])
         failed = ~torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
             failed |= ~torch.isfinite(values.amax(dim=-1))
         history = state.history(batch)
-        tokens, log_q, interval = _draw(logits, target, state.uniforms[rows, position + 1], groups, history)
+        own = processed(logits, groups, 1, history)
+        weights = target if own is target.logits else laws.weigh(own)  # the target's own are known
+        tokens, interval = laws.draw(weights, state.uniforms[rows, at])
+        log_q = weights.log_probability(tokens)
         failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
         further = columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
         if further is not None:
             failed |= further.isnan().any(dim=1)
-        self._write(state, batch, failed, tokens, scores, further, floors)
-        if riders is not None:
-            _part(state, riders, tokens)
-
-    def _said(self, cache: KVCache, state: Rows, batch: int, key_length: int,
-              groups: tuple[Group, ...]) -> DraftStates | None:
-        """The draft's hidden states for the next tokens; None if no row needs them."""
-        grid = self.runner.grid
-        if grid is None or not (self.runner.blend.needs_draft or any(group.source == "draft" for group in groups)):
-            return None
-        return grid.at_step(cache, state, batch, key_length)
-
-    def _write(self, state: Rows, batch: int, failed: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor,
-               further: torch.Tensor | None, floors: bool) -> None:
-        """Writes the drawn tokens and advances the live rows. Other rows do not change."""
-        rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
         live = status == Status.LIVE
         drawn = live & ~failed
         where = torch.where(drawn, at, state.nowhere)  # no branch: a captured step has the same writes for every row
@@ -112,21 +109,27 @@ class PlainSteps:
             state.counts[rows, tokens] = state.counts[rows, tokens] + drawn
         state.position[:batch] += drawn
         state.work[:, :batch] += live
-        ended = self._ends(state, tokens, at, drawn)
-        after = Status.DONE * ended
-        if floors:
-            below = _below_floor(state, batch, drawn, at, scores)
-            after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
-        after = torch.where(failed, Status.FAILED, after)
-        state.status[:batch] = torch.where(live, after, status)
-
-    def _ends(self, state: Rows, tokens: torch.Tensor, at: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-        """Whether the token of each row ends its draw, bool (rows,). Advances the stop strings of rows that have drawn."""
         endings = self.runner.endings
         states = endings.states(state, tokens[:, None], drawn[:, None])
         if states is not None:
-            state.matched[: len(tokens)] = states[:, 0]
-        return endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
+            state.matched[:batch] = states[:, 0]
+        ended = endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
+        after = Status.DONE * ended
+        if floors:
+            state.weight[:batch] += torch.where(drawn, state.alpha[:batch] * scores[:, 0] - scores[:, 1], 0.0)
+            below = below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
+            after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
+        after = torch.where(failed, Status.FAILED, after)
+        state.status[:batch] = torch.where(live, after, status)
+        return tokens
+
+    def _said(self, cache: KVCache, state: Rows, batch: int, key_length: int,
+              groups: tuple[Group, ...]) -> DraftStates | None:
+        """The draft's hidden states for the next tokens; None if no row needs them."""
+        grid = self.runner.grid
+        if grid is None or not (self.runner.blend.needs_draft or any(group.source == "draft" for group in groups)):
+            return None
+        return grid.at_step(cache, state, batch, key_length)
 
 
 def _ridden(logits: dict[str, torch.Tensor], riders: SharedForwards) -> dict[str, torch.Tensor]:
@@ -140,44 +143,6 @@ def _part(state: Rows, riders: SharedForwards, tokens: torch.Tensor) -> None:
     status = state.status[: riders.batch]
     apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
     state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
-
-
-def _below_floor(state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Adds the tokens' weights, and returns which rows may be abandoned."""
-    gain = state.alpha[:batch] * scores[:, 0] - scores[:, 1]
-    state.weight[:batch] += torch.where(drawn, gain, 0.0)
-    return below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
-
-
-def _draw(logits: dict[str, torch.Tensor], target: laws.Weights, uniforms: torch.Tensor, groups: tuple[Group, ...],
-          history: laws.History) -> Drawn:
-    """Draws of all rows, each by its own group."""
-    if len(groups) == 1:
-        return _draw_group(groups[0], logits[groups[0].source], uniforms, history, target)
-    tokens = torch.zeros_like(uniforms, dtype=torch.int64)
-    log_q, interval = torch.zeros_like(uniforms), torch.zeros_like(uniforms)[:, None].repeat(1, 2)
-    for group in groups:
-        mine = group.members()
-        tokens[mine], log_q[mine], interval[mine] = _draw_group(
-            group, logits[group.source][mine], uniforms[mine], history.of_rows(mine), None)
-    return tokens, log_q, interval
-
-
-def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, history: laws.History,
-                target: laws.Weights | None) -> Drawn:
-    """Draws of the rows of one group.
-
-    Args:
-        target: the target's weights if the group has all rows of the batch, else None.
-    """
-    if group.params.temperature == 0.0:
-        tokens, certain = laws.most_likely(logits, group.params, history)
-        return tokens, certain.double(), torch.stack([certain, certain + 1.0], dim=1).double()
-    processed = laws.process(logits, group.params, history)
-    # A draw from the target itself uses the target's weights, which are known.
-    weights = target if target is not None and processed is target.logits else laws.weigh(processed)
-    tokens, interval = laws.draw(weights, uniforms)
-    return tokens, weights.log_probability(tokens), interval
 
 
 def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_origin: int) -> Start:

@@ -15,7 +15,7 @@ import numpy as np
 import transformers
 
 from dflash_mcmc.engine.batching.chains import LiveChain
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
 from dflash_mcmc.engine.batching.scheduler import Turns
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
@@ -125,12 +125,14 @@ class Asked(NamedTuple):
     base: Trajectory
 
 
-class DelegatingEngine(MeteredEngine):
+class DelegatingEngine(ChainRunner):
     """Runs chains whose operations are requests to something else.
 
     Args:
         num_chains: chains in progress at once.
     """
+
+    model: UnloadedTarget
 
     def __init__(self, num_chains: int):
         super().__init__()

@@ -114,37 +114,6 @@ class ChainTarget(Protocol):
         """Text of generated tokens, without special tokens, up to a stop string."""
 
 
-class ChainRunner(Protocol):
-    """An engine that has been started."""
-
-    @property
-    def model(self) -> ChainTarget:
-        """The target."""
-
-    @property
-    def counters(self) -> Counters:
-        """The engine's work so far."""
-
-    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end. `chains` are (tag, generator) pairs.
-
-        None in place of a pair says that no chain waits now. While a slot is free, the engine asks again after each step. The
-        run ends when no chain is live and none waits, although `chains` may have more later.
-        """
-
-    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
-
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains of `steps` before its next step, each with the failure `DROPPED`. Unknown tags are ignored.
-
-        The thread that reads `steps` calls this between two of its values.
-        """
-
-    def close(self) -> None:
-        """Releases what the engine holds beyond this process's memory."""
-
-
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
@@ -235,8 +204,11 @@ class Meter:
             step_seconds=counters.step_seconds + time.perf_counter() - started)
 
 
-class MeteredEngine(ABC):
-    """An engine with a meter. `steps` ends the chains of the tags in `_dropped`."""
+class ChainRunner(ABC):
+    """An engine that has been started, with a meter. `steps` ends the chains of the tags in `_dropped`."""
+
+    model: ChainTarget
+    """The target."""
 
     def __init__(self) -> None:
         self._meter, self._dropped = Meter(), set[Hashable]()
@@ -246,14 +218,25 @@ class MeteredEngine(ABC):
         """The engine's work so far."""
         return self._meter.counters
 
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
-        self._dropped.update(tags)
-
     def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end; see `ChainRunner.run`. A few chains may be taken before there is room for them."""
+        """Yields chains as they end. `chains` are (tag, generator) pairs; a few may be taken before there is room for them.
+
+        None in place of a pair says that no chain waits now. While a slot is free, the engine asks again after each step. The
+        run ends when no chain is live and none waits, although `chains` may have more later.
+        """
         return (done for done in self.steps(chains) if done is not None)
 
     @abstractmethod
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """See `ChainRunner.steps`."""
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step, each with the failure `DROPPED`. Unknown tags are ignored.
+
+        The thread that reads `steps` calls this between two of its values.
+        """
+        self._dropped.update(tags)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases what the engine holds beyond this process's memory."""

@@ -129,11 +129,11 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
     """
     if params.function is not None:
         return _of_function(params.function, logits, history)
-    if params.temperature == 0.0:
-        tokens, certain = most_likely(logits, params, history)
-        return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], certain[:, None])
     if params.has_penalty:
         logits = _penalised(logits, params, history)
+    if params.temperature == 0.0:
+        most, token = logits.max(dim=-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, token, most - most)  # no number where a penalty overflows
     if params.temperature != 1.0 and not params.temperature_last:
         logits = logits / params.temperature
     if params.top_n_sigma:
@@ -200,14 +200,6 @@ def _deviation(logits: torch.Tensor) -> torch.Tensor:
     mean = finite.sum(dim=-1, keepdim=True) / count
     spread = ((finite - mean).masked_fill(~possible, 0.0).square().sum(dim=-1, keepdim=True) / count).sqrt()
     return (logits.amax(dim=-1, keepdim=True) - logits).double() / spread.clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def most_likely(logits: torch.Tensor, params: SamplingParams, history: History) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of temperature 0, int64 (rows,), and their log-probabilities: 0, or nan where a penalty overflows."""
-    if not params.has_penalty:  # without one the logits are those of the model, which are checked
-        return logits.argmax(dim=-1), torch.zeros_like(logits[:, 0])
-    logits = _penalised(logits, params, history)
-    return logits.argmax(dim=-1), (logits.amax(dim=-1) * 0.0).abs()
 
 
 def _penalised(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:

@@ -282,6 +282,11 @@ class StopTables:
         """The number of sets."""
         return len(self._offsets)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What `after` reads: places of a state's classes, classes of tokens, places of a state's row, and its states."""
+        return [self._vocabulary, self._classes, self._row, self._steps]
+
     def state(self, strings: StopStrings | None, tokens: np.ndarray) -> int:
         """The state of a row after generated tokens, int64 (n,). Adds the set of its strings if it is new."""
         if strings is None:
@@ -313,7 +318,7 @@ class StopTables:
 
 
 class Endings:
-    """Finds the tokens at which draws end.
+    """Finds the tokens at which draws end. `tables` has the sets of stop strings of all draws so far.
 
     Args:
         stop_ids: tokens that end a draw.
@@ -327,16 +332,11 @@ class Endings:
 
         self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
         self._stop_ids, self._strings, self._compiled = frozenset(stop_ids), strings, compiled
-        self._tables = StopTables(device)
-
-    @property
-    def version(self) -> int:
-        """A number that is another one after the tensors that `states` reads have become others."""
-        return self._tables.version
+        self.tables = StopTables(device)
 
     def begin(self, operation: Operation, tokens: np.ndarray) -> int:
         """The state of the stop strings of a draw that continues generated tokens, int64 (n,)."""
-        return self._tables.state(self._strings_of(operation), tokens)
+        return self.tables.state(self._strings_of(operation), tokens)
 
     def ended(self, operation: Operation, tokens: np.ndarray) -> bool:
         """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
@@ -352,11 +352,11 @@ class Endings:
         """
         import torch
 
-        if not self._tables.version:
+        if not self.tables.version:
             return None
         state, states = rows.matched[: len(tokens)], list[torch.Tensor]()
         for slot in range(tokens.shape[1]):
-            state = torch.where(offered[:, slot], self._tables.after(state, tokens[:, slot]), state)
+            state = torch.where(offered[:, slot], self.tables.after(state, tokens[:, slot]), state)
             states.append(state)
         return torch.stack(states, dim=1)
 

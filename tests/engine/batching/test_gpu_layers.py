@@ -33,7 +33,7 @@ from tests.processes import ROOT
 from tests.targets import random_model
 
 triton = pytest.importorskip("triton", reason="Triton has packages for Linux alone")
-gpu_layers = importlib.import_module("dflash_mcmc.engine.batching.gpu_layers")
+gpu_layers, gpu_draw = (importlib.import_module(f"dflash_mcmc.engine.batching.{name}") for name in ("gpu_layers", "gpu_draw"))
 
 SMALL = dict(num_hidden_layers=2, hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2,
              head_dim=8)
@@ -44,7 +44,12 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 
 @pytest.mark.parametrize("part", ["numbers", "keys", "bits", pytest.param("chains", marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(part):
-    arguments = ["-m", "pytest", __file__, "-o", f"python_functions=interpreted_{part}_*", "-p", "no:cacheprovider"]
+    in_the_interpreter(__file__, part)
+
+
+def in_the_interpreter(file: str, part: str) -> None:
+    """Runs the tests `interpreted_<part>_...` of a file."""
+    arguments = ["-m", "pytest", file, "-o", f"python_functions=interpreted_{part}_*", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -166,7 +171,7 @@ def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monke
 
 
 QWEN3_4B = dict(hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
-KERNELS = ("_add_norm", "_place", "_attend", "_combine", "_gate")
+KERNELS = {gpu_layers: ("_add_norm", "_place", "_attend", "_combine", "_gate"), gpu_draw: ("_weigh", "_draw")}
 
 
 class Launches(TorchDispatchMode):
@@ -175,10 +180,11 @@ class Launches(TorchDispatchMode):
     def __init__(self, patch: pytest.MonkeyPatch):
         super().__init__()
         self.ours, self.theirs = list[tuple](), Counter[str]()
-        for name in KERNELS:
-            patch.setattr(gpu_layers, name, self._recorder(name, getattr(gpu_layers, name)))
+        for module, names in KERNELS.items():
+            for name in names:
+                patch.setattr(module, name, self._recorder(getattr(module, name)))
 
-    def _recorder(self, name: str, kernel: Any) -> Any:
+    def _recorder(self, kernel: Any) -> Any:
         ours = self.ours
 
         class Recorder:
@@ -234,8 +240,13 @@ LEAST_SHARED = 99 * 1024
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus_without_spilling_registers(dtype, capability, monkeypatch, tmp_path):
     """For the launches of one row, of many, and of a block of tokens. PTXAS is part of Triton's package."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     recorded = [launch for rows, queries in ((1, 1), (1, 16)) for launch in launches(rows, queries, 1, dtype).ours]
+    assert compiles(recorded, capability, monkeypatch, tmp_path) == set(KERNELS[gpu_layers])
+
+
+def compiles(recorded: list[tuple], capability: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> set[str]:
+    """Compiles launches, which may not spill registers. Returns the names of the kernels."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     compiled = {}
     for kernel, given, options in recorded:
         named = list(zip(kernel.params, given, strict=True))
@@ -248,16 +259,17 @@ def test_kernels_compile_for_gpus_without_spilling_registers(dtype, capability, 
             source = triton.compiler.ASTSource(fn=kernel, signature=kinds, constexprs=constants, attrs=aligned)
             target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
             compiled[key] = triton.compile(source, target=target, options=options)
-    assert {name for name, _, _ in compiled} == set(KERNELS)
     for (name, _, _), binary in compiled.items():
         assert binary.metadata.shared <= LEAST_SHARED, name
-        assert stack_of(binary.asm["cubin"], tmp_path) == 0, name
+        assert stack_of(binary.asm["cubin"], folder) == 0, name
+    return {name for name, _, _ in compiled}
 
 
 def kind_of(value: Any) -> str:
     """The name of an argument's type in Triton."""
     if isinstance(value, torch.Tensor):
-        return {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}[value.dtype]
+        return {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64",
+                torch.int32: "*i32", torch.uint8: "*u8"}[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
 
 

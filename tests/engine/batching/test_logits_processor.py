@@ -150,7 +150,8 @@ def test_the_entropy_is_that_of_the_definition():
 
 def test_the_smallest_id_wins_a_tie():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
-    assert laws.most_likely(logits, SamplingParams(temperature=0.0), laws.NO_HISTORY)[0].tolist() == [1, 0]
+    law = laws.process(logits, SamplingParams(temperature=0.0), laws.NO_HISTORY)
+    assert law.tolist() == [[-math.inf, 0.0, -math.inf], [0.0, -math.inf, -math.inf]]
 
 
 def kept(logits: list[float], **options) -> list[int]:
