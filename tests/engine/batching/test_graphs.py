@@ -9,7 +9,7 @@ import torch
 from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.decode_loop import PlainSteps
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.batching.rows import Group, Rows
 from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
 from dflash_mcmc.errors import note
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -60,7 +60,7 @@ def test_steps_are_captured_again_after_new_stop_strings(monkeypatch):
     draw, state = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0)), Rows(1, 4, 2, torch.device("cpu"))
     for stop in ((), ("ab",), ("ab",), ("b",)):
         endings.begin(draw._replace(stop=stop), np.array([], np.int64))
-        steps.step(None, state, 1, 4, ("group",), False)
+        steps.step(None, state, 1, 4, (Group(SamplingParams(), "blended", None),), False)
     assert captured == [1, 2, 1]
 
 

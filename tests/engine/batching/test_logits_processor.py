@@ -30,7 +30,7 @@ random_laws = st.builds(
     top_p=st.sampled_from([1.0, 0.95, 0.6, 0.05]), min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
     frequency_penalty=st.sampled_from([0.0, 0.4, -0.6]), presence_penalty=st.sampled_from([0.0, 0.9, -0.2]),
-    counts_prompt=st.booleans(), temperature_last=st.booleans(),
+    counts_prompt=st.booleans(), temperature_last=st.booleans(), function=st.none(),
     top_n_sigma=st.sampled_from([0.0, 1.0, 0.3]), typical_p=st.sampled_from([1.0, 0.9, 0.2]),
 )
 
