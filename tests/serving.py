@@ -7,7 +7,7 @@ import threading
 from typing import Self
 
 from dflash_mcmc.serve import network, options
-from dflash_mcmc.serve.app import built
+from dflash_mcmc.serve.app import Service
 from tests import processes
 
 
@@ -18,7 +18,7 @@ class Served:
         plan, config = options.compose(overrides)
         self.listener = network.listening(plan.host, plan.port)
         self.port = self.listener.getsockname()[1]
-        self.service = built(plan, config)
+        self.service = Service(plan, config)
         self.server = network.Server(self.service.app(), plan.max_connections)
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
         self._thread.start()

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     options, config = options_of.compose(arguments)
     try:
         from dflash_mcmc.serve import network
-        from dflash_mcmc.serve.app import built
+        from dflash_mcmc.serve.app import Service
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
                         "-e '.[serve]'") from error
@@ -36,14 +36,14 @@ def main(arguments: list[str]) -> None:
     with network.listening(options.host, options.port) as listener:
         address = listener.getsockname()
         note(f"reading the model {options_of.model_name(options, config)}")
-        service = built(options, config)
+        service = Service(options, config)
         server = network.Server(service.app(), options.max_connections)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         with server.capture_signals():  # before the line below, after which a program may send one
             print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)
             if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
                 print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
-            server.serve_on(listener)
+            server.run([listener])
             service.close()
 
 

@@ -26,14 +26,13 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import FAILED, PATHS, Metrics, body_of, guarded
+from dflash_mcmc.serve.gate import PATHS, Metrics, body_of, guarded
 from dflash_mcmc.serve.options import ServeOptions, model_name
-from dflash_mcmc.serve.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
+from dflash_mcmc.serve.workers import DrawnAnswer, Order, started
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.ops import Chain
 
@@ -42,24 +41,19 @@ _CHARACTERS = 64
 
 
 class Service:
-    """Answers requests.
+    """Answers requests with a model that is loaded here. Raises UserError for an engine that cannot be started.
 
     Args:
         options: limits.
-        name: the name of the model.
         config: the configuration of model and sampler, as it was composed.
-        target: the loaded target.
-        workers: draws the answers.
-        metrics: counts requests and tokens.
-        longest_prompt: most tokens of a prompt.
     """
 
-    def __init__(self, options: ServeOptions, name: str, config: Config, target: ChainTarget, workers: Workers,
-                 metrics: Metrics, longest_prompt: int):
-        self.options, self.name, self._config, self._target = options, name, config, target
-        self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width, options.max_steps)
-        self._longest_prompt = longest_prompt
-        self._most_characters = options.max_prompt_characters or _CHARACTERS * longest_prompt
+    def __init__(self, options: ServeOptions, config: Config):
+        self.options, self.name, self._config, self.metrics = options, model_name(options, config), config, Metrics()
+        self._target, self.workers, self._longest_prompt = started(
+            config, options, lambda: self.metrics.add("engine_failures"))
+        self._samplers = Samplers(config, options.max_width, options.max_steps)
+        self._most_characters = options.max_prompt_characters or _CHARACTERS * self._longest_prompt
         self._started, self._asked = int(time.time()), Counter[bytes]()
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
@@ -71,7 +65,6 @@ class Service:
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
-        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.numbers, methods=["GET"])
         app.add_exception_handler(Refused, _refused)
@@ -95,13 +88,8 @@ class Service:
 
     async def models(self) -> Response:
         """`/v1/models`."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
-
-    async def model(self, name: str) -> Response:
-        """`/v1/models/NAME`."""
-        if name != self.name:
-            raise Refused(404, str(ConfigError("model", name, repr(self.name))), "model", "model_not_found")
-        return JSONResponse(self._model())
+        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "dflash_mcmc"}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self) -> Response:
         """`/health`: status 200 if requests are answered."""
@@ -117,9 +105,6 @@ class Service:
         waiting, live = self.workers.counts
         return Response(self.metrics.text(waiting, live), media_type=CONTENT_TYPE_LATEST)
 
-    def _model(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self._started, "owned_by": "dflash_mcmc"}
-
     async def _answer(self, request: Request, chat: bool) -> Response:
         body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
         asked, orders, scorers, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
@@ -128,38 +113,29 @@ class Service:
         request.scope["dflash_mcmc"] = f"n={len(orders)} seed={seed} prompt={prompt_tokens}"
         named = ", ".join(f"{name}={value:g}" for name, value in asked.ignored.items())
         headers = {"X-Dflash-Mcmc-Ignored": named} if named else {}
+        heard: asyncio.Queue[Reply | int] = asyncio.Queue()
+        tellers = self._tellers(asked, orders, heard)
+        told = [order._replace(chain=partial(own.begun, order.chain)) for own, order in zip(tellers, orders, strict=True)]
+        numbers = self.workers.order(told)
+        parts = self._parts(request, asked, told, heard, tellers, scorers, numbers, prompt_tokens)
         if asked.stream:
-            heard: asyncio.Queue[Reply | int] = asyncio.Queue()
-            tellers = self._tellers(asked, orders, heard)
-            told = [order._replace(chain=partial(own.begun, order.chain)) for own, order in zip(tellers, orders, strict=True)]
-            parts = self._parts(request, asked, told, heard, tellers, self._ordered(told), prompt_tokens)
             events = answers.events(heading, parts, prompt_tokens, asked.stream_options.include_usage)
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        numbers = self._ordered(orders)
-        try:
-            drawn = await self._drawn(request, orders)
-        finally:
-            self._drop(numbers)
-        replies = [self._reply(asked, number, answer)._replace(scored=scorer)
-                   for number, (answer, scorer) in enumerate(zip(drawn, scorers, strict=True))]
-        self._count(request, replies, prompt_tokens)
+        replies = await _unless_gone(request, parts)
         return JSONResponse(answers.whole(heading, replies, prompt_tokens), headers=headers)
 
-    def _drop(self, numbers: Sequence[int]) -> None:
-        if left := self.workers.drop(numbers):
-            self.metrics.add("dropped", left)
-
-    def _reply(self, asked: RequestFields, number: int, answer: DrawnAnswer, teller: Teller | None = None) -> Reply:
-        """An answer, or what follows the part that was told before. Raises Refused if they do not fit together."""
-        told, begin = ("", 0) if teller is None else (teller.text, teller.begin)
-        if not answer.text.startswith(told):
+    def _reply(self, asked: RequestFields, number: int, answer: DrawnAnswer, teller: Teller,
+               scorer: TextScorer | None) -> Reply:
+        """What follows the part of an answer that was told before. Raises Refused if they do not fit together."""
+        if not answer.text.startswith(teller.text):
             raise Refused(500, "the tokenizer changed a text that was told before; ask without stream")
-        return Reply(number, answer.result.trajectory, answer.text[len(told):], begin, answer,
-                     self._texts if asked.logprobs else None, asked.return_token_ids)
+        return Reply(number, answer.result.trajectory, answer.text[len(teller.text):], teller.begin, answer,
+                     self._texts if asked.logprobs else None, asked.return_token_ids, scorer)
 
     def _tellers(self, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int]) -> list[Teller]:
         """A teller for each order. The parts of answers and the numbers of those that have ended come into the queue."""
         loop, texts = asyncio.get_running_loop(), self._texts if asked.logprobs else None
+        piece = self.options.stream_tokens if asked.stream and asked.in_order else 0
 
         def put(item: Reply | int) -> None:
             loop.call_soon_threadsafe(heard.put_nowait, item)
@@ -167,32 +143,35 @@ class Service:
         def teller(number: int, order: Order) -> Teller:
             order.future.add_done_callback(lambda _: put(number))
             return Teller(lambda path, text, begin: put(Reply(number, path, text, begin, None, texts, asked.return_token_ids)),
-                          self._target.decode, order.stop, self.options.stream_tokens if asked.in_order else 0)
+                          self._target.decode, order.stop, piece)
 
         return [teller(number, order) for number, order in enumerate(orders)]
 
     async def _parts(self, request: Request, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int],
-                     tellers: Sequence[Teller], numbers: Sequence[int], prompt_tokens: int) -> AsyncIterator[Reply | str]:
+                     tellers: Sequence[Teller], scorers: Sequence[TextScorer | None], numbers: Sequence[int],
+                     prompt_tokens: int) -> AsyncIterator[Reply | str]:
+        """The parts of answers as they are told, and a text where none has come for a time. Raises Refused."""
         clock, whole = asyncio.get_running_loop().time, list[Reply]()
         late, quiet = clock() + self.options.request_seconds, clock() + self.options.keep_alive_seconds
         try:
             while len(whole) < len(orders):
                 if clock() >= late:
-                    raise self._too_late()
+                    raise Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)",
+                                  code="timeout")
                 try:
                     item = await asyncio.wait_for(heard.get(), max(0.0, min(late, quiet) - clock()))
                 except TimeoutError:
                     yield f"{len(whole)} of {len(orders)} answers, {sum(teller.steps for teller in tellers)} operations"
                 else:
                     if isinstance(item, int):
-                        whole.append(item := self._reply(asked, item, orders[item].future.result(), tellers[item]))
+                        answer = orders[item].future.result()
+                        whole.append(item := self._reply(asked, item, answer, tellers[item], scorers[item]))
                     yield item
                 quiet = clock() + self.options.keep_alive_seconds
             self._count(request, whole, prompt_tokens)
-        except NotDrawn as error:
-            raise Refused(error.status, str(error)) from error
         finally:
-            self._drop(numbers)
+            if left := self.workers.drop(numbers):
+                self.metrics.add("dropped", left)
 
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], list[TextScorer | None], int, int]:
         """The request, its orders and what scores their texts, its seed and the tokens of its prompts. Raises Refused."""
@@ -272,37 +251,6 @@ class Service:
             read = read._replace(special_tokens_in_text=self.options.special_tokens_in_text)
         return read_prompts.token_ids(config, self._target, "00000", read)
 
-    def _ordered(self, orders: Sequence[Order]) -> list[int]:
-        try:
-            return self.workers.order(orders)
-        except QueueFull as error:
-            raise Refused(429, str(error), code="queue_full") from error
-        except Closing as error:
-            raise Refused(503, "the server is shutting down") from error
-
-    async def _drawn(self, request: Request, orders: Sequence[Order]) -> list[DrawnAnswer]:
-        """The answers of orders. Raises Refused after a failure, at the end of the time, and if the client goes."""
-        drawing: asyncio.Future[list[DrawnAnswer]] = asyncio.gather(*(asyncio.wrap_future(order.future) for order in orders))
-        drawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an exception nobody reads
-        gone = asyncio.create_task(_disconnected(request))
-        try:
-            both: set[asyncio.Future[Any]] = {drawing, gone}
-            await asyncio.wait(both, timeout=self.options.request_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if drawing.done():
-                return drawing.result()
-            if gone.done():
-                raise Refused(499, "the client has gone")
-            raise self._too_late()
-        except NotDrawn as error:
-            raise Refused(error.status, str(error)) from error
-        finally:
-            gone.cancel()
-            if not drawing.done():
-                drawing.cancel()
-
-    def _too_late(self) -> Refused:
-        return Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
-
     @cached_property
     def _texts(self) -> TokenTexts:
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
@@ -335,9 +283,24 @@ def _characters(value: Any) -> int:
     return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _unless_gone(request: Request, parts: AsyncIterator[Reply | str]) -> list[Reply]:
+    """The whole answers among parts, by their numbers. Raises Refused, also if the client goes."""
+    async def whole() -> list[Reply]:
+        return sorted([part async for part in parts if isinstance(part, Reply)], key=lambda part: part.number)
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    drawing, leaving = asyncio.create_task(whole()), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({drawing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not drawing.done():
+            raise Refused(499, "the client has gone")
+        return drawing.result()
+    finally:
+        leaving.cancel()
+        drawing.cancel()
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -349,8 +312,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """The answer to a mistake of ours. Starlette then raises the error again, and the gate prints it."""
-    return JSONResponse(FAILED.body(), FAILED.status)
+    """The answer to a mistake of ours. Starlette then raises the error again, and uvicorn prints it."""
+    return JSONResponse(Refused(500, "the server failed; its log says why").body(), 500)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -358,11 +321,3 @@ async def _unknown(request: Request, error: Exception) -> Response:
     there = f"; allowed: {', '.join(PATHS)}" if error.status_code == 404 else ""
     refused = Refused(error.status_code, f"{request.method} {request.url.path[:80]!r}: {error.detail}{there}")
     return JSONResponse(refused.body(), error.status_code, error.headers)
-
-
-def built(options: ServeOptions, config: Config) -> Service:
-    """The service of a configuration as it was composed. Raises UserError for an engine that cannot be started."""
-    metrics = Metrics()
-    target, workers, longest_prompt = started(config, options.max_prompt_tokens, "serve.max_prompt_tokens",
-                                              options.max_waiting, lambda: metrics.add("engine_failures"))
-    return Service(options, model_name(options, config), config, target, workers, metrics, longest_prompt)

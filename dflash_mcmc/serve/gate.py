@@ -7,7 +7,6 @@ import hmac
 import re
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,6 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/m
 _LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "::1", "[::1]")
 _MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that is too long that are read and forgotten, so that its client reads the answer."""
-FAILED = Refused(500, "the server failed; its log says why")
-"""The answer to a mistake of ours."""
 
 
 class Metrics:
@@ -121,7 +118,7 @@ class _Guard:
 
 
 class _Logged:
-    """Writes a line for each request and counts it. A failure of the application is an answer with status 500."""
+    """Writes a line for each request and counts it."""
 
     def __init__(self, app: Any, metrics: Metrics):
         self._app, self._metrics = app, metrics
@@ -136,10 +133,6 @@ class _Logged:
 
         try:
             await self._app(scope, receive, noting)
-        except Exception:  # a mistake of ours must not end the server
-            traceback.print_exc(file=sys.stderr)
-            if not status:
-                await JSONResponse(FAILED.body(), FAILED.status)(scope, receive, noting)
         finally:
             path = next((each for each in PATHS if scope["path"] in (each, each + "/")), "other")
             seconds = time.perf_counter() - started

@@ -24,6 +24,8 @@ from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Chain, stopping
+from dflash_mcmc.serve.answers import Refused
+from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost
 
@@ -31,7 +33,7 @@ Start = Callable[[tuple[str, ...]], "ChainRunner"]
 MOST_SETS = 64
 """Sets of stop strings in an engine whose chains can have strings of their own."""
 _PROMPT = 1024
-MOST_SLOTS = 256
+_MOST_SLOTS = 256
 """Slots of an engine that chooses their number itself, at most."""
 
 
@@ -53,29 +55,13 @@ class DrawnAnswer(NamedTuple):
                 "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
 
 
-class QueueFull(Exception):
-    """Too many orders wait or are drawn."""
-
-
-class Closing(Exception):
-    """No order is taken any more."""
-
-
-class NotDrawn(Exception):
-    """An order without an answer. The message is one line, and `status` that of HTTP: 400 for what the client can change."""
-
-    def __init__(self, reason: str, status: int = 500):
-        super().__init__(reason)
-        self.status = status
-
-
 class Order(NamedTuple):
     """An answer to draw."""
 
     chain: Callable[[], Chain]
     stop: tuple[str, ...]
     future: Future[DrawnAnswer]
-    """Gets the answer, or NotDrawn."""
+    """Gets the answer, or Refused: with status 400 for what the client can change, else 500."""
 
 
 class Workers:
@@ -96,19 +82,16 @@ class Workers:
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
-        self._failures: dict[int, NotDrawn] = {}
+        self._failures: dict[int, Refused] = {}
         self._number, self._closing = 0, False
         self._engine: ChainRunner | None = None
         self._sets: set[tuple[str, ...]] = set()
         self.failing, self.stepped = False, time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc draws", daemon=True)
 
-    def prepare(self, stop: tuple[str, ...]) -> None:
-        """Starts the engine for stop strings, before the thread. Raises UserError if the memory does not suffice."""
+    def begin(self, stop: tuple[str, ...]) -> None:
+        """Starts the engine for stop strings, and then the thread. Raises UserError if the memory does not suffice."""
         self._engine_for(stop)
-
-    def begin(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     @property
@@ -123,14 +106,14 @@ class Workers:
             return len(self._waiting), len(self._live)
 
     def order(self, orders: Sequence[Order]) -> list[int]:
-        """Takes all orders or none, and returns their numbers. Raises QueueFull, and Closing after `close`."""
+        """Takes all orders or none, and returns their numbers. Raises Refused, also after `close`."""
         with self._news:
             if self._closing:
-                raise Closing("no more answers are drawn")
+                raise Refused(503, "the server is shutting down")
             pending = len(self._waiting) + len(self._live)
             if pending + len(orders) > self._max_waiting:
-                raise QueueFull(f"{pending} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
-                                "this request; try again later")
+                raise Refused(429, f"{pending} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
+                              "this request; try again later", code="queue_full")
             if not pending:
                 self.stepped = time.monotonic()  # nothing has waited for a step until now
             numbers = list(range(self._number, self._number + len(orders)))
@@ -180,14 +163,17 @@ class Workers:
                             runner.drop(dropped)
                     else:
                         self.failing = False
-                        failure = self._failures.pop(done.tag, None) or NotDrawn(done.failure)
+                        failure = self._failures.pop(done.tag, None) or Refused(500, done.failure)
                         # The order stays live until its answer is there: if decoding fails, `_give_up` answers it too.
                         order = self._live[done.tag]
-                        outcome = failure if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
+                        answer = done.result and _drawn(done.result, done.cost, order.stop, runner.model)
                         with self._news:
                             del self._live[done.tag]
                             self._dropped.discard(done.tag)
-                        _set(order.future, outcome)
+                        if answer is None:
+                            order.future.set_exception(failure)
+                        else:
+                            order.future.set_result(answer)
         except Exception as error:  # whatever fails in the engine, its orders get an error and the thread stays alive
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
@@ -205,7 +191,7 @@ class Workers:
             self._dropped.clear()
             self._failures.clear()
         for order in lost:
-            _set(order.future, NotDrawn(_reason(error, "engine")))
+            order.future.set_exception(Refused(500, _reason(error, "engine")))
         try:
             self._release()
         except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
@@ -236,11 +222,15 @@ class Workers:
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            return (yield from own_stops(order.chain(), order.stop, model) if self._mixes else order.chain())
+            if not self._mixes:
+                return (yield from order.chain())
+            if order.stop:
+                model.strings(order.stop)  # raises UserError where the tokenizer has no tables
+            return (yield from stopping(order.chain(), order.stop))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
-            self._failures[number] = NotDrawn(_reason(error, "sampler"), 400 if isinstance(error, UserError) else 500)
+            self._failures[number] = Refused(400 if isinstance(error, UserError) else 500, _reason(error, "sampler"))
             return None
 
     def _next(self, begun: int) -> tuple[int, Order] | None:
@@ -258,13 +248,6 @@ class Workers:
         return None
 
 
-def own_stops(chain: Chain, stop: tuple[str, ...], model: Any) -> Chain:
-    """A chain with stop strings of its own. Raises UserError where the tokenizer of the engine's model has no tables."""
-    if stop:
-        model.strings(stop)
-    return stopping(chain, stop)
-
-
 def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
     path = result.trajectory
     return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), records.finish_of(path, model.stop_ids))
@@ -274,55 +257,37 @@ def _reason(error: Exception, what: str) -> str:
     return str(error) if isinstance(error, UserError) else f"the {what} failed; the log says why"
 
 
-def _set(future: Future[DrawnAnswer], outcome: DrawnAnswer | NotDrawn) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    if isinstance(outcome, DrawnAnswer):
-        future.set_result(outcome)
-    else:
-        future.set_exception(outcome)
-
-
-class Online(NamedTuple):
-    """A loaded model and the thread that draws from it."""
-
-    target: ChainTarget
-    workers: Workers
-    longest_prompt: int
-    """Most tokens of a prompt."""
-
-
-def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiting: int, failed: Callable[[], None]) -> Online:
+def started(config: Config, options: ServeOptions, failed: Callable[[], None]) -> tuple[ChainTarget, Workers, int]:
     """Loads the model of a configuration as it was composed, and starts the thread.
 
     The engine of the configured stop strings is started here, so that a lack of memory is found before any order.
 
     Args:
-        max_prompt_tokens: longest prompt; None takes 1,024, or less where the model has fewer positions.
-        field: the name of `max_prompt_tokens` in errors.
-        max_waiting: orders that may wait or be drawn.
+        options: the longest prompt, and the orders that may wait or be drawn.
         failed: called after a failure of the engine.
+
+    Returns:
+        The loaded model, what draws from it, and the most tokens of a prompt.
 
     Raises:
         UserError: for an engine that cannot be started.
     """
     whole = checked(copy.deepcopy(config))
     target = whole.engine.load(whole, whole.hardware.resolve())
-    longest_prompt = _prompt_tokens(max_prompt_tokens, field, whole, target.max_positions)
+    longest_prompt = _prompt_tokens(options.max_prompt_tokens, whole, target.max_positions)
 
     def start(stop: tuple[str, ...]) -> ChainRunner:
         mine = copy.copy(whole)
         mine.dataset = copy.copy(whole.dataset)
         mine.dataset.stop = list(stop)
-        return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or MOST_SLOTS)
+        return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or _MOST_SLOTS)
 
-    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), max_waiting, failed)
-    workers.prepare(tuple(whole.dataset.stop))
-    workers.begin()
-    return Online(target, workers, longest_prompt)
+    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), options.max_waiting, failed)
+    workers.begin(tuple(whole.dataset.stop))
+    return target, workers, longest_prompt
 
 
-def _prompt_tokens(longest: int | None, field: str, config: Config, positions: int | None) -> int:
+def _prompt_tokens(longest: int | None, config: Config, positions: int | None) -> int:
     """The longest prompt. Raises ConfigError."""
     room = config.dataset.max_new_tokens
     if positions is None:
@@ -330,6 +295,6 @@ def _prompt_tokens(longest: int | None, field: str, config: Config, positions: i
     if room >= positions:
         raise ConfigError("dataset.max_new_tokens", room, f"at most {positions - 1} (the model has {positions} positions)")
     if longest is not None and longest + room > positions:
-        raise ConfigError(field, longest, f"at most {positions - room} (the model has {positions} positions, and "
-                          f"dataset.max_new_tokens takes {room})")
+        raise ConfigError("serve.max_prompt_tokens", longest, f"at most {positions - room} (the model has {positions} "
+                          f"positions, and dataset.max_new_tokens takes {room})")
     return longest or min(_PROMPT, positions - room)

@@ -134,6 +134,21 @@ def test_completions_take_stop_strings_and_fields_of_the_sampler(running):
     assert len(set(found.values())) > 2
 
 
+def test_answers_without_a_seed_follow_prompt_and_repeat_under_a_seed_of_the_server(running, monkeypatch):
+    def seeds(order: str) -> dict[str, list[int]]:
+        running.service._asked.clear()
+        found: dict[str, list[int]] = {}
+        for text in order:
+            found.setdefault(text, []).append(running.post({"prompt": text, "max_tokens": 1})[1]["dflash_mcmc"]["seed"])
+        return found
+
+    monkeypatch.setattr(running.service.options, "seed", 3)
+    assert (first := seeds("aba")) == seeds("baa")
+    assert len({*first["a"], *first["b"]}) == 3
+    monkeypatch.setattr(running.service.options, "seed", 4)
+    assert seeds("a")["a"][0] not in first["a"]
+
+
 def test_openai_fields_choose_the_law_of_plain_samplers(running):
     client = running.client()
     asked = dict(model="tiny", prompt=QUESTION, max_tokens=24)

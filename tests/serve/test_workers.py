@@ -11,6 +11,7 @@ from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import workers
+from dflash_mcmc.serve.options import ServeOptions
 from tests.composing import composed
 
 STOPS = ((), ("nswer",), ("12", "boxed"), (), ("nswer",), ("=", "60"))
@@ -28,14 +29,14 @@ def answers(tmp_path, monkeypatch):
         monkeypatch.setattr(workers, "MOST_SETS", most_sets)
         starts.clear()
         config = composed(tmp_path, "condition=temp", "dataset.max_new_tokens=24", "hardware.num_slots=4")
-        found = workers.started(config, None, "prompt", 16, lambda: pytest.fail("the engine failed"))
-        prompt = np.array(found.target.encode(config.model.prompt(found.target.tokenizer, QUESTION)))
+        target, drawing, _ = workers.started(config, ServeOptions(max_waiting=16), lambda: pytest.fail("the engine failed"))
+        prompt = np.array(target.encode(config.model.prompt(target.tokenizer, QUESTION)))
         orders = [workers.Order(lambda number=number: config.sampler.chain(prompt, 24, Key(number)), stop, Future())
                   for number, stop in enumerate(STOPS)]
-        with turn_of(found.target.decoder).taken(nests=False):  # no order begins before all are there
-            found.workers.order(orders)
+        with turn_of(target.decoder).taken(nests=False):  # no order begins before all are there
+            drawing.order(orders)
         drawn = [order.future.result(60) for order in orders]
-        found.workers.close(60)
+        drawing.close(60)
         return drawn, len(starts)
 
     return answers
