@@ -110,7 +110,7 @@ class Attention(torch.nn.Module):
     def __init__(self, shape: NetworkShape, width: int | None = None, normed: bool = True):
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_key_heads * shape.head_dim
-        self.head_dim = shape.head_dim
+        self.head_dim, self.scaling = shape.head_dim, shape.head_dim**-0.5
         width = width or shape.hidden_size
         self.q_proj = torch.nn.Linear(width, queries, bias=shape.bias)
         self.k_proj = torch.nn.Linear(width, keys, bias=shape.bias)
@@ -173,12 +173,12 @@ class RMSNorm(torch.nn.Module):
 
     def __init__(self, size: int, eps: float):
         super().__init__()
-        self.eps = eps
+        self.variance_epsilon = eps
         self.weight = torch.nn.Parameter(torch.ones(size))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         exact = hidden.float()
-        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * normed.to(hidden.dtype)
 
 
@@ -332,31 +332,31 @@ def block_pass(
     return hidden.view(num_rows, num_blocks, n, -1)
 
 
-def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
-               causal: bool | None = None) -> torch.Tensor:
-    """The mask of the keys that the tokens of blocks see.
+def block_range(anchors: torch.Tensor, n: int, window: int | None,
+                causal: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the last position that each token of a block sees, each int64 (..., n).
 
     Keys before the anchor are context, keys from the anchor on belong to the block, and keys after the block are not seen. In
     a layer with a window a token sees positions less than `window` away from its own. In a causal layer it sees no position
     after its own; otherwise the tokens of a block see one another in both directions.
 
     Args:
-        key_positions: int64 (rows, keys); negative ones are never seen.
-        anchors: int64 (rows, ...), one for each block.
+        anchors: int64 (...), one for each block.
         causal: None for a causal layer if it has a window.
-
-    Returns:
-        bool (rows, ..., n, keys).
     """
-    rows, keys = key_positions.shape
-    key = key_positions.view(rows, *[1] * anchors.dim(), keys)
-    query = _block_positions(anchors, n)[..., None]
-    seen = (key >= 0) & (key < anchors[..., None, None] + n)
-    if window is not None if causal is None else causal:
-        seen = seen & (key <= query)
-    if window is not None:
-        seen = seen & (key > query - window) & (key < query + window)
-    return seen.expand(*query.shape[:-1], keys)
+    query = _block_positions(anchors, n)
+    last = query if (window is not None if causal is None else causal) else torch.maximum(query, anchors[..., None] + n - 1)
+    if window is None:
+        return torch.zeros_like(query), last
+    return (query - window + 1).clamp(min=0), torch.minimum(last, query + window - 1)
+
+
+def block_mask(key_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
+               causal: bool | None = None) -> torch.Tensor:
+    """The mask of `block_range`, bool (rows, ..., n, keys), for keys at positions int64 (rows, keys), -1 for none."""
+    key = key_positions.view(len(key_positions), *[1] * anchors.dim(), -1)
+    first, last = block_range(anchors, n, window, causal)
+    return (key >= first[..., None]) & (key <= last[..., None])
 
 
 def masked_attention(

@@ -1,4 +1,4 @@
-"""The layers of Llama, Qwen2 and Qwen3 on a GPU, with at most ten kernels in each.
+"""The layers of Llama, Qwen2, Qwen3 and DFlash drafts on a GPU, with at most ten kernels in each.
 
 A decode step on a GPU reads all weights once, and the keys and values of each row once. Modules of transformers launch some 60
 kernels in a layer, each of which takes longer to launch than to run at few rows. `GpuLoop` has four products, with query, key
@@ -160,13 +160,14 @@ def normed(module: Any, stream: torch.Tensor, added: torch.Tensor | None) -> tup
     return summed, output
 
 
-def attended(queries: torch.Tensor, held: KVLayer, first: torch.Tensor | None, heads: int, scale: float) -> torch.Tensor:
-    """Attention (tokens, heads · dim) of queries of this shape, at the positions at which a cache is aimed.
+def attended(queries: torch.Tensor, held: KVLayer, first: torch.Tensor | None, last: torch.Tensor, heads: int,
+             scale: float) -> torch.Tensor:
+    """Attention (tokens, heads · dim) of queries of this shape, of the rows at which a cache is aimed.
 
     Args:
-        first: int64 (rows, n), the first key that a token sees; None for 0. The last one is its own.
+        first, last: int64 (rows, n), the first and the last key that a token sees; `first` may be None for 0.
     """
-    key_heads, dim, last, (rows, num_queries) = *held.keys.shape[1::2], held.positions, held.positions.shape
+    key_heads, dim, (rows, num_queries) = *held.keys.shape[1::2], last.shape
     groups, places, kinds = heads // key_heads, len(queries) * heads, _TILES[queries.itemsize]
     tile, keys = next((kind for kind in kinds if kind[0] >= num_queries * groups), kinds[-1])
     tiles = rows * triton.cdiv(num_queries * groups, tile)
@@ -220,22 +221,28 @@ class _Layer:
         self._heads = attention.q_proj.out_features // self._dim
 
     def run(self, stream: torch.Tensor, added: torch.Tensor | None, held: KVLayer, first: torch.Tensor | None,
-            *rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream (tokens, width), and what the layer adds to it at its end. See `GpuLoop.hidden`."""
+            last: torch.Tensor, *rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream (tokens, width), and what the layer adds to it at its end. See `attended` and `_placed`."""
         stream, inputs = normed(self.module.input_layernorm, stream, added)
-        queries = self._placed(linear(inputs, *self._inputs), held, *rotation)
-        mixed = attended(queries, held, first, self._heads, self._scaling)
+        queries = self._placed(linear(inputs, *self._inputs), held, self._heads, *rotation)
+        mixed = attended(queries, held, first, last, self._heads, self._scaling)
         mixed = linear(mixed, self._output.weight, self._output.bias)
         stream, inputs = normed(self.module.post_attention_layernorm, stream, mixed)
         return stream, linear(gated(linear(inputs, *self._inner)), self._down.weight, self._down.bias)
 
-    def _placed(self, projected: torch.Tensor, held: KVLayer, *rotation: torch.Tensor) -> torch.Tensor:
+    def keep(self, context: torch.Tensor, held: KVLayer, *rotation: torch.Tensor) -> None:
+        """Writes the keys and values of context states (tokens, width) into the cache."""
+        (weight, bias), own = self._inputs, slice(self._heads * self._dim, None)
+        self._placed(linear(context, weight[own], None if bias is None else bias[own]), held, 0, *rotation)
+
+    def _placed(self, projected: torch.Tensor, held: KVLayer, heads: int, *rotation: torch.Tensor) -> torch.Tensor:
         """Queries (tokens, heads · dim) of what is projected (tokens, ...). Keys and values go into the cache.
 
         Args:
+            heads: of queries; 0 for keys and values alone.
             rotation: cosines and sines, each (rows, n, dim).
         """
-        heads, key_heads, half = self._heads, held.keys.shape[1], self._dim // 2
+        key_heads, half = held.keys.shape[1], self._dim // 2
         queries = projected.new_empty(len(projected), heads * self._dim)
         weights = [norm.weight for norm in self._head_norms] or [projected, projected]
         epsilon = self._head_norms[0].variance_epsilon if self._head_norms else 0.0
@@ -268,11 +275,34 @@ class GpuLoop(HookedLoop):
         rotation = [table.contiguous() for table in decoder.rotary_emb(embedded, positions)]
         stream, added = embedded.reshape(tokens.numel(), -1), None
         for layer, held in zip(self._layers, cache.kv_layers, strict=True):
-            stream, added = layer.run(stream, added, held, first, *rotation)
+            stream, added = layer.run(stream, added, held, first, held.positions, *rotation)
             if layer.module._forward_hooks:
                 output = hooked(layer.module, (), (stream + added).view(embedded.shape))
                 stream, added = output.reshape(stream.shape), None
         return normed(decoder.norm, stream, added)[1].view(embedded.shape)
+
+
+class DraftLoop:
+    """Runs the layers of a `DFlash` draft on a GPU, without gradients."""
+
+    def __init__(self, network: Any):
+        self._network, self._layers = network, [_Layer(layer) for layer in network.layers]
+
+    def absorb(self, features: torch.Tensor, cache: KVCache, positions: torch.Tensor) -> None:
+        """Writes keys and values of features (rows, n, features · width) to positions, int64 (rows, n), of an aimed cache."""
+        fused = self._network.fc(features).flatten(0, 1)
+        context, rotation = normed(self._network.hidden_norm, fused, None)[1], self._network.rotation(positions, fused.dtype)
+        for layer, held in zip(self._layers, cache.kv_layers, strict=True):
+            layer.keep(context, held, *rotation)
+
+    def hidden(self, embeddings: torch.Tensor, cache: KVCache, seen: Sequence[tuple[torch.Tensor, torch.Tensor]],
+               positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the final norm, of the embeddings' shape. `seen` has first and last of `attended` by layer."""
+        rotation = self._network.rotation(positions, embeddings.dtype)
+        stream, added = embeddings.flatten(0, 1), None
+        for layer, held, ends in zip(self._layers, cache.kv_layers, seen, strict=True):
+            stream, added = layer.run(stream, added, held, *ends, *rotation)
+        return normed(self._network.norm, stream, added)[1].view(embeddings.shape)
 
 
 def loop_of(decoder: Any, shape: CacheShape, device: torch.device) -> GpuLoop:

@@ -15,18 +15,21 @@ block ends. A draw that starts inside a block computes the states of its block a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash import block_mask, target_ids
+from dflash_mcmc.draft.network.dflash import DraftLayer, block_mask, block_range, target_ids
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, KVCache, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.rows import Rows, Status
 from dflash_mcmc.ops import grid_slot
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.gpu_layers import DraftLoop
 
 
 class DrawTokens(Protocol):
@@ -128,6 +131,7 @@ class DFlashDrafter:
         self._own_head = Float32Head(network.lm_head) if hasattr(network, "lm_head") else None
         self.tapped_layers = shape.target_layers
         self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
+        self._loop: DraftLoop | None = None
         self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
 
     @property
@@ -144,9 +148,23 @@ class DFlashDrafter:
     def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the keys and values of these tokens for all later blocks."""
-        context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
-        keys, values = self.network.keys_values(context, positions)
-        cache.write(rows, positions, keys, values)
+        joined = torch.cat(list(features), dim=-1).to(self.dtype)
+        if (loop := self._looped()) is not None:
+            cache.aim(rows, positions, cache.length)
+            loop.absorb(joined, cache, positions)
+        else:
+            cache.write(rows, positions, *self.network.keys_values(self.network.context(joined), positions))
+
+    def _looped(self) -> DraftLoop | None:
+        """The loop of the layers, if they are DFlash's own, where the target's layers run in theirs on a GPU; else None."""
+        if not (self.target.takes_ranges and self.network.layer_type is DraftLayer):
+            return None
+        if self._loop is None:
+            from dflash_mcmc.engine.batching.gpu_layers import DraftLoop
+
+            with torch.inference_mode(False):  # its weights take the place of the modules'
+                self._loop = DraftLoop(self.network)
+        return self._loop
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         return draw(self.logits(self.hidden(anchors)), 0)
@@ -170,13 +188,15 @@ class DFlashDrafter:
         tokens[:, 0] = anchors.fed()
         embeddings = torch.nn.functional.embedding(tokens, self._embedding) * self.network.shape.embedding_scale
         positions = anchors.position[:, None] + torch.arange(block, device=tokens.device)
-        keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
-        causal = self.network.shape.causal
-        masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
-
         # The block's own keys temporarily occupy positions. Keys from the target's features overwrite them later.
-        cache = anchors.cache.drafts
+        cache, causal = anchors.cache.drafts, self.network.shape.causal
         cache.aim(anchors.rows, positions, anchors.key_length)
+        if (loop := self._looped()) is not None:
+            ends = {window: block_range(anchors.position, block, window, causal) for window in self._windows}
+            seen = [ends[window] for window in self.network.shape.sliding]
+            return loop.hidden(embeddings.to(self.dtype), cache, seen, positions)
+        keys = torch.arange(anchors.key_length, device=tokens.device).expand(num_rows, -1)
+        masks = {window: block_mask(keys, anchors.position, block, window, causal)[:, None] for window in self._windows}
 
         def attend(layer: int, queries: torch.Tensor, block_keys: torch.Tensor, block_values: torch.Tensor) -> torch.Tensor:
             seen_keys, seen_values = cache.kv_layers[layer].update(block_keys, block_values)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +21,17 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3Model
 
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.attention import OWN
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.rng import Key
+from tests.draft.network.test_dflash import QWEN3_4B as DRAFT_4B
+from tests.draft.network.test_dflash import random_draft
 from tests.engine.batching.test_batched import BLENDS, PROMPTS, SAMPLERS, all_same
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.processes import ROOT
@@ -42,7 +47,7 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 """First position, tokens and rows of a forward. The first one reads the rows in another order."""
 
 
-@pytest.mark.parametrize("part", ["numbers", "keys", "bits", pytest.param("chains", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["numbers", "keys", "bits", "blocks", pytest.param("chains", marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(part):
     in_the_interpreter(__file__, part)
 
@@ -131,7 +136,7 @@ def interpreted_keys_of_long_rows_are_read_to_their_own_length(dtype, bound, pro
     begin = None if first is None else (last - 5).clamp(min=0) if first else torch.zeros_like(last)
     queries = torch.randn(3, 3, 2, 16, generator=generator).to(dtype)
     cache.aim(slice(0, 3), last, 160)
-    mixed = gpu_layers.attended(queries.view(9, 32), cache.kv_layers[0], begin, 2, 0.25).view(3, 3, 2, 16)
+    mixed = gpu_layers.attended(queries.view(9, 32), cache.kv_layers[0], begin, last, 2, 0.25).view(3, 3, 2, 16)
     for row in range(3):
         for query in range(3):
             mine = slice(0 if begin is None else int(begin[row, query]), int(last[row, query]) + 1)
@@ -168,6 +173,32 @@ def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monke
             chains = ((number, SAMPLERS["power_mh_early"].chain(PROMPTS[number], 5, Key(number))) for number in range(2))
             found.append({done.tag: done for done in engine.run(chains)})
     all_same(*found)
+
+
+@pytest.mark.parametrize(("sliding", "causal", "bias"), [
+    ((None, None), None, False), ((4, None), None, True), ((3, 6), False, False), ((None, 4), True, False)])
+def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias, monkeypatch):
+    """Features of two rows of different lengths, then a block after each. Each block lies beside what is no number."""
+    model, generator, found = looped(monkeypatch), torch.Generator().manual_seed(0), []
+    shape = DFlashShape(hidden_size=48, num_layers=2, num_heads=6, num_key_heads=2, head_dim=8, intermediate_size=80,
+                        bias=bias, target_layers=(0, 1), rope={"rope_type": "default", "rope_theta": 1e4}, max_positions=64,
+                        sliding=sliding, causal=causal, block_size=4, mask_token_id=2)
+    features = [torch.randn(2, 9, 48, generator=generator) for _ in range(2)]
+    rows, positions, tokens = torch.tensor([2, 0]), torch.arange(9).repeat(2, 1), torch.arange(96).view(3, 32) % 61
+    for looping in (True, False):
+        network = random_draft(shape)
+        draft = DFlashDrafter(network, model, 4)
+        cache = KVCache(model.cache_shape, 3, 32, companions=(draft.companion,))
+        at = Anchors(rows, cache, tokens, torch.tensor([9, 5]), 32)
+        with torch.inference_mode(), model.attending(OWN if looping else "grouped"):
+            draft.absorb(cache.drafts, rows, tokens[rows, :9], positions, features)
+            aside = draft.hidden_aside(at)
+            if looping:
+                cache.drafts.keys[:, 0, :, 9:], cache.drafts.values[:, 2, :, 13:] = torch.nan, torch.nan
+            found.append([aside, draft.hidden(at), *(memory[:, 2, :, :13].clone() for memory in (
+                cache.drafts.keys, cache.drafts.values))])
+        assert (draft._loop is not None) is looping
+    assert differ(*found) < 5e-5
 
 
 QWEN3_4B = dict(hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
@@ -220,6 +251,32 @@ def test_a_layer_launches_ten_kernels_and_reads_nothing_on_the_host(rows, querie
     assert products.total() == 2 * 4, products
     assert len(three.ours) - len(one.ours) + products.total() == 2 * most
     assert len(one.ours) + one.theirs.total() < most + 20  # embedding, rotation, the last norm
+
+
+def blocks(takes_ranges: bool, work: str) -> tuple[int, int]:
+    """Kernels of Triton and operations of PyTorch of a block of a DFlash draft for Qwen3-4B, or of the features of a token."""
+    with torch.device("meta"), torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        embedding = torch.nn.Embedding(512, 2560, dtype=torch.bfloat16)
+        decoder = SimpleNamespace(get_input_embeddings=lambda: embedding)
+        target: Any = SimpleNamespace(takes_ranges=takes_ranges, decoder=decoder)
+        draft = DFlashDrafter(DFlash(DRAFT_4B).to(torch.bfloat16).eval(), target, 16)
+        cache = KVCache(CacheShape(1, 8, 128, 128, torch.bfloat16), 1, 1024, "meta", (draft.companion,))
+        position, features = torch.zeros(1, dtype=torch.int64), [torch.zeros(1, 1, 2560, dtype=torch.bfloat16)] * 5
+        tokens = torch.zeros(1, 1024, dtype=torch.int64)
+        draft._looped()
+        with Launches(patch) as found:
+            if work == "block":
+                assert draft.hidden(Anchors(slice(0, 1), cache, tokens, position, 1024)).shape == (1, 15, 2560)
+            else:
+                draft.absorb(cache.drafts, slice(0, 1), position[None], position[None], features)
+    return len(found.ours), found.theirs.total()
+
+
+@pytest.mark.parametrize(("work", "ours", "theirs"), [("block", 31, 39), ("features", 6, 13)])
+def test_a_block_of_a_draft_launches_ten_kernels_a_layer(work, ours, theirs):
+    """Ten in each of five layers, and for the features of a token two; the modules have 304 and 83."""
+    assert blocks(True, work) == (ours, theirs)
+    assert sum(blocks(False, work)) > 3 * (ours + theirs)
 
 
 def test_weights_that_are_joined_exist_once(random_weights):
