@@ -24,7 +24,6 @@ from dflash_mcmc.dataset.gsm8k import Gsm8k as Gsm8k
 from dflash_mcmc.dataset.hub import HubDataset as HubDataset
 from dflash_mcmc.dataset.humaneval import HumanEval as HumanEval
 from dflash_mcmc.dataset.jsonl import JsonLines as JsonLines
-from dflash_mcmc.dataset.livecodebench import LiveCodeBench as LiveCodeBench
 from dflash_mcmc.dataset.math500 import Math500 as Math500
 from dflash_mcmc.dataset.mbpp import Mbpp as Mbpp
 from dflash_mcmc.decoder.plain import Plain as Plain

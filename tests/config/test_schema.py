@@ -183,7 +183,7 @@ def companions(choice: str) -> list[str]:
         return ["probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset.path=tasks.jsonl"]
     if choice in ("dataset=jsonl", "dataset=hub"):
         return ["dataset.path=tasks.jsonl"]
-    if choice in ("dataset=humaneval", "dataset=mbpp", "dataset=livecodebench"):
+    if choice in ("dataset=humaneval", "dataset=mbpp"):
         return ["grader=code", "grader.allow_execution=true", "dataset.path=tasks.jsonl"]
     if choice == "grader=judge":
         return ["grader.url=http://localhost:1/v1", "grader.model=judge"]

@@ -60,57 +60,21 @@ def test_verdicts_and_rules(pool):
 
 MBPP = json.dumps({"task_id": 2, "test_list": ["assert math.isclose(area(2), 4)", "assert area(1) == 1"], "text": "Area?",
                    "test_setup_code": "", "test_imports": ["import math"]})
-STDIN = json.dumps({"public_test_cases": json.dumps([
-    {"input": "1 2\n", "output": "3\n", "testtype": "stdin"}, {"input": "2 5\n", "output": "7.0", "testtype": "stdin"}]),
-    "metadata": "{}", "private_test_cases": "gASVBgAAAAAAAABLAS4="})
-METHOD = json.dumps({"inputs": ["[1, 2]\n3", "[]\n1"], "outputs": ["[3, 6]", "[]"], "fn_name": "scale"})
-SCALE = "class Solution:\n    def scale(self, values: List[int], factor: int) -> List[int]:\n        "
 TESTED = {
     "mbpp": (MBPP, "```python\ndef area(a):\n    return a * a\n```", "tests"),
     "mbpp, few-shot marks": (MBPP, "[BEGIN]\ndef area(a):\n    return a * a\n[DONE]\nYou are", "tests"),
     "mbpp, wrong": (MBPP, "def area(a):\n    return a + a", "failed_test"),
     "mbpp, missing": (MBPP, "```\ndef other(a):\n    return a * a\n```", "missing_definition"),
-    "stdin": (STDIN, "```python\na, b = map(int, input().split())\nprint(a + b)\n```", "tests"),
-    "stdin, bytes": (STDIN, "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin.buffer.read().split())))"
-                     "\n    sys.exit()", "tests"),
-    "stdin, open(0)": (STDIN, "print(sum(map(int, open(0).read().split())))", "tests"),
-    "stdin, state": (STDIN, "import math\nmath.n = getattr(math, 'n', 0) + 1\nassert math.n == 1\n"
-                     "print(sum(map(int, input().split())))", "tests"),
-    "stdin, thread": (STDIN, "import threading, time\ndef f():\n    time.sleep(.01)\n    print(sum(map(int, input().split())))"
-                      "\nthreading.Thread(target=f).start()", "tests"),
-    "stdin, wrong": (STDIN, "print(3)", "failed_test"), "stdin, more": (STDIN, "print(3, 3)", "failed_test"),
-    "stdin, error": (STDIN, "print(3)\n1 / 0", "raised"), "stdin, syntax": (STDIN, "print(", "syntax_error"),
-    "stdin, exits": (STDIN, "import os\nos._exit(0)", "failed_test"),
-    "stdin, verdict": (STDIN, "import os, sys\nos.write(int(sys.argv[1]), b'x')", "raised"),
-    "stdin, crash": (STDIN, "import ctypes\nctypes.string_at(0)", "killed"),
-    "stdin, deep": (STDIN, "def f(n):\n    return n and 1 + f(n - 1)\nassert f(5000) == 5000\n"
-                    "print(sum(map(int, input().split())))", "tests"),
-    "digits": (json.dumps({"inputs": [""], "outputs": ["1" + "0" * 5000]}), "print(10 ** 5000)", "tests"),
-    "digits, input": (json.dumps({"inputs": ["1" + "0" * 5000], "outputs": ["2"]}), "print(int(input()) % 7)", "tests"),
-    "reals": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.6f' % (1 / 3))", "tests"),
-    "reals, far": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.4f' % (1 / 3))", "failed_test"),
-    "integers are exact": (json.dumps({"inputs": [""], "outputs": ["100000000"]}), "print(100000001)", "failed_test"),
-    "integers are exact, function": (json.dumps({"inputs": ["1"], "outputs": ["100000000"], "fn_name": "f"}),
-                                     "def f(x):\n    return 100000001", "failed_test"),
-    "real values": (json.dumps({"inputs": ["[1, 3]"], "outputs": ["[0.1, 0.3]"], "fn_name": "f"}),
-                    "def f(values):\n    return [value * 0.1 for value in values]", "tests"),
-    "method": (METHOD, f"```python\n{SCALE}return [value * factor for value in values]\n```", "tests"),
-    "method, tuple": (METHOD, f"{SCALE}return tuple(value * factor for value in values)", "tests"),
-    "function": (METHOD, "def scale(values, factor):\n    return [value * factor for value in values]", "tests"),
-    "method, wrong": (METHOD, f"{SCALE}return values", "failed_test"),
-    "method, error": (METHOD, f"{SCALE}return values[0]", "failed_test"),
-    "method, missing": (METHOD, "class Solution:\n    def other(self):\n        pass", "missing_definition"),
 }
 
 
-def test_programs_of_mbpp_and_livecodebench(pool):
+def test_programs_of_mbpp(pool):
     for name, (gold, text, _) in TESTED.items():
         pool.submit(name, text, gold)
     found = dict(pool.finished(wait=True))
     assert {name: grade.rule for name, grade in found.items()} == {name: rule for name, (_, _, rule) in TESTED.items()}
     assert {name for name, grade in found.items() if grade.verdict == "correct"} == {
         name for name, (_, _, rule) in TESTED.items() if rule == "tests"}
-    assert found["stdin, error"].reason == "ZeroDivisionError"
 
 
 def test_a_missing_definition_has_its_own_rule(pool):

@@ -161,7 +161,7 @@ def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
 _NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
-               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval", "dataset=livecodebench", "dataset=mbpp")
+               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval", "dataset=mbpp")
 
 
 def there_and_back(config, folder):

@@ -281,11 +281,6 @@ TEMPLATES = {
         "Answer the following multiple choice question. The last line of your response should be of the following format: "
         "'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n\n{question}",
         "QUERY_TEMPLATE_MULTICHOICE of openai/simple-evals; the question ends in the options"),
-    "program": Template(
-        "You will be given a question (problem specification) and will generate a correct Python program that matches the "
-        "specification and passes all tests.\n\n{question}",
-        "LiveCodeBench (Jain et al. 2024, arXiv 2403.07974): the system prompt of lcb_runner; the question ends "
-        "in the format of the answer, as lcb_runner writes it"),
 }
 
 

@@ -1,6 +1,6 @@
 """Programs: the program in the text is run with the tests of the problem, in a sandbox.
 
-The gold answer is JSON with the tests of HumanEval, MBPP or LiveCodeBench (`dflash_mcmc.grading.code.programs`). A program
+The gold answer is JSON with the tests of HumanEval or MBPP (`dflash_mcmc.grading.code.programs`). A program
 passes if its tests run to their end. They run in another process, which calls the functions of the program and gets copies of
 their results: a program finds no expected output, and no object of its own decides a comparison.
 

@@ -1,8 +1,7 @@
 """Code problems: the tests in a gold answer, and the program in a model's text.
 
 For `grader=code`, `Problem.answer` is a JSON object of one of these kinds. The keys decide the kind. Other keys are ignored.
-A dataset can therefore pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`). Values that the
-official files store as JSON texts (`public_test_cases`, `metadata`) may be texts or already parsed.
+A dataset can therefore pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`).
 
 **HumanEval** (Chen et al. 2021, arXiv 2107.03374): `{"prompt": "...", "test": "...", "entry_point": "..."}`. `prompt` is the
 code that a completion continues (imports, signature, docstring), `test` defines `check(candidate)`, and `entry_point` is the
@@ -11,15 +10,6 @@ name of the function that is passed to `check`.
 **MBPP** (Austin et al. 2021, arXiv 2108.07732): `{"test_list": ["assert f(1) == 2", ...]}`, with the optional keys
 `test_setup_code` (a text, as in the full file) and `test_imports` (a list of texts, as in the sanitized file), which are
 executed before the tests. The name of the function is read from the first assertion.
-
-**LiveCodeBench** (Jain et al. 2024, arXiv 2403.07974) has two forms. The first form has the raw columns:
-`{"public_test_cases": [{"input": "...", "output": "..."}, ...], "metadata": {"func_name": "..."}}`. Their values are the
-official JSON texts, or already parsed. The second form is
-`{"inputs": ["...", ...], "outputs": ["...", ...], "fn_name": null or "name"}`. Without a function name, the program reads an
-input from stdin and writes the output. With a function name, each line of an input is a JSON value, an argument of the
-function. The output is the JSON value that the function (or the method of `class Solution`) returns. `private_test_cases` are
-not read here. `dataset=livecodebench` with `dataset.private_tests=true` reads them without unpickling, because to unpickle a
-file is to run it. It passes them on in the second form.
 """
 
 from __future__ import annotations
@@ -28,39 +18,24 @@ import ast
 import json
 import re
 import textwrap
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import after_thinking, function_of
 
 _FIELDS = ("prompt", "test", "entry_point")
-_MAX_EXAMPLE = 1 << 20
-"""The largest number of bytes in an input or an output: the sandbox limits the size of files to this."""
-_ALLOWED = ("JSON with the texts prompt, test, entry_point as dataset=humaneval has, with test_list as MBPP has, or with "
-            "inputs and outputs or public_test_cases as LiveCodeBench has")
-
-
-class Examples(NamedTuple):
-    """Inputs and expected outputs. With a function name, each line of an input is a JSON value, an argument of the
-    function."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    fn_name: str | None
+_ALLOWED = "JSON with the texts prompt, test, entry_point as dataset=humaneval has, or with test_list as MBPP has"
 
 
 class CodeTask(NamedTuple):
     """A code problem with its tests. An empty prompt means that the text has the whole program.
 
-    `test` is the script of the tests. `entry_point` is the function that is tested, empty where a program uses stdin. With
-    `examples`, the program is run on them, and `test` is not used.
+    `test` is the script of the tests, and `entry_point` the function that is tested.
     """
 
     prompt: str
     test: str
     entry_point: str
-    examples: Examples | None = None
 
 
 def task_of(gold: str) -> CodeTask:
@@ -75,33 +50,10 @@ def task_of(gold: str) -> CodeTask:
             script = "\n".join([setup, *tests])
             compile(script, "tests", "exec", flags=ast.PyCF_ONLY_AST)
             return CodeTask("", script, entry_point)
-        if "inputs" in fields:
-            return _with_examples(fields["inputs"], fields["outputs"], fields.get("fn_name"))
-        if "public_test_cases" in fields:
-            cases, metadata = (_parsed(fields.get(name)) for name in ("public_test_cases", "metadata"))
-            inputs, outputs = ([case[name] for case in cases] for name in ("input", "output"))
-            return _with_examples(inputs, outputs, (metadata or {}).get("func_name"))
         prompt, test, entry_point = (_text(fields[name]) for name in _FIELDS)
         return CodeTask(prompt, f"{test}\ncheck({_identifier(entry_point)})", entry_point)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError) as error:
         raise UserError(f"grader=code: given the gold answer {gold[:60]!r}; allowed: {_ALLOWED}") from error
-
-
-def _with_examples(inputs: Any, outputs: Any, fn_name: Any) -> CodeTask:
-    examples = Examples(tuple(map(_text, inputs)), tuple(map(_text, outputs)), fn_name and _identifier(_text(fn_name)))
-    if not inputs or len(inputs) != len(outputs) or isinstance(inputs, str) or isinstance(outputs, str):
-        raise ValueError("an input without an output")
-    if max(len(text.encode("utf-8", "surrogatepass")) for text in (*examples.inputs, *examples.outputs)) >= _MAX_EXAMPLE:
-        raise ValueError("an example of more than 1 MiB")
-    if examples.fn_name:
-        for text in (*examples.outputs, *(line for given in examples.inputs for line in given.split("\n") if line.strip())):
-            json.loads(text)
-    return CodeTask("", "", examples.fn_name or "", examples)
-
-
-def _parsed(value: Any) -> Any:
-    """A value that official files store as JSON text, parsed. Other values are unchanged. Nothing is unpickled."""
-    return json.loads(value) if isinstance(value, str) and value else value
 
 
 def _text(value: Any) -> str:
@@ -136,7 +88,6 @@ _INDENTED = re.compile(r"\s*^[ \t]+\S", re.MULTILINE)
 _FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 """An import that must precede all other code."""
 _IMPORT = re.compile(r"^(?:import|from)[ \t].*$", re.MULTILINE)
-_RUNNING, _COMPARING = (Path(__file__).parent / "inside" / name for name in ("examples.py", "outputs.py"))
 _BEGIN, _DONE = "[BEGIN]", "[DONE]"
 """The marks around a program in MBPP's few-shot prompt (Austin et al. 2021, appendix)."""
 
@@ -149,7 +100,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
     text before a closing fence whose opening fence is in the prompt. Any other text is a completion of the prompt, which is
     cut at the first stop sequence.
 
-    Without a prompt (MBPP, LiveCodeBench) there is nothing to complete. The program is the last fenced block that defines the
+    Without a prompt (MBPP) there is nothing to complete. The program is the last fenced block that defines the
     entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt, or
     else the code between sentences.
     """
@@ -181,12 +132,6 @@ def with_tests(program: str, task: CodeTask) -> tuple[str, str]:
 
     The program also gets what the tests import, as in HumanEval's harness. The tests have the prompt's own helpers.
     """
-    if task.examples is not None:
-        pairs = list(zip(task.examples.inputs, task.examples.outputs, strict=True))
-        fn_name = task.examples.fn_name
-        return (f"{_RUNNING.read_text()}\nrun_program = prepared({program!r}, {fn_name!r})",
-                f"{_COMPARING.read_text()}\nerror = examine(run_program, {pairs!r}, {fn_name!r})\n"
-                "if error is not None:\n    raise error\n")
     helpers = _preamble(task, _definition(task.entry_point))
     return "\n".join([program, *_IMPORT.findall(task.test)]), f"{helpers}\n{task.test}"
 

@@ -29,8 +29,6 @@ TEXTS = {
     "choice": "Answer the following multiple choice question. The last line of your response should be of the following "
               "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n"
               "\n{question}",
-    "program": "You will be given a question (problem specification) and will generate a correct Python program that matches "
-               "the specification and passes all tests.\n\n{question}",
 }
 
 
@@ -56,7 +54,7 @@ def test_default_templates_of_the_datasets(make_config, dataset, name):
 
 @pytest.mark.parametrize(("given", "message"), [
     ("documnet", "did you mean 'document'"), ("'Solve {problem}.'", "{question} in it"),
-    ("''", "one of document, paper, boxed, plain, code, mbpp, choice, program")])
+    ("''", "one of document, paper, boxed, plain, code, mbpp, choice")])
 def test_an_unknown_template_is_an_error_of_one_line(make_config, given, message):
     with refused(message, start="dataset.prompt: given "):
         make_config(f"dataset.prompt={given}")

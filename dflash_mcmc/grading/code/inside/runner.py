@@ -215,13 +215,9 @@ def run(descriptor, entry_point):
 
 def kind(error, entry_point):
     """`failed_test` for an AssertionError, `missing_definition` if the tests do not find the function, otherwise `raised`.
-
-    A SyntaxError of a `program` that `examples.prepared` compiles is a `syntax_error`, as if it was compiled here.
     """
     if isinstance(error, AssertionError):
         return "failed_test"
-    if isinstance(error, SyntaxError) and error.filename == "program":
-        return "syntax_error"
     outermost = error.__traceback__.tb_next
     if isinstance(error, NameError) and error.name == entry_point and (outermost is None or outermost.tb_next is None):
         return "missing_definition"
