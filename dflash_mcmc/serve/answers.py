@@ -15,12 +15,11 @@ from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import records
-from dflash_mcmc.types import Cost, Trajectory
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.serve.workers import DrawnAnswer
 
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -37,6 +36,24 @@ class Refused(Exception):
         """The error in the format of OpenAI."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class DrawnAnswer(NamedTuple):
+    """A drawn answer."""
+
+    result: ChainResult
+    cost: Cost
+    text: str
+    """The text without special tokens, up to a stop string."""
+    finish_reason: str
+    """One of `records.REASONS`."""
+
+    def details(self) -> dict[str, Any]:
+        """What the interfaces of other programs have no field for, as values of JSON."""
+        result, path = self.result, self.result.trajectory
+        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
+                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
+                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
 
 
 class Reply(NamedTuple):

@@ -24,11 +24,11 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import answers, fields
-from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
+from dflash_mcmc.serve.answers import DrawnAnswer, Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
 from dflash_mcmc.serve.gate import PATHS, Metrics, body_of, guarded
 from dflash_mcmc.serve.options import ServeOptions, model_name
-from dflash_mcmc.serve.workers import DrawnAnswer, Order, started
+from dflash_mcmc.serve.workers import Order, started
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Chain, stopping
-from dflash_mcmc.serve.answers import Refused
+from dflash_mcmc.serve.answers import DrawnAnswer, Refused
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost
@@ -35,24 +35,6 @@ MOST_SETS = 64
 _PROMPT = 1024
 _MOST_SLOTS = 256
 """Slots of an engine that chooses their number itself, at most."""
-
-
-class DrawnAnswer(NamedTuple):
-    """A drawn answer."""
-
-    result: ChainResult
-    cost: Cost
-    text: str
-    """The text without special tokens, up to a stop string."""
-    finish_reason: str
-    """One of `records.REASONS`."""
-
-    def details(self) -> dict[str, Any]:
-        """What the interfaces of other programs have no field for, as values of JSON."""
-        result, path = self.result, self.result.trajectory
-        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
-                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
-                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
 
 
 class Order(NamedTuple):

@@ -11,6 +11,7 @@ from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import workers
+from dflash_mcmc.serve.answers import DrawnAnswer
 from dflash_mcmc.serve.options import ServeOptions
 from tests.composing import composed
 
@@ -24,7 +25,7 @@ def answers(tmp_path, monkeypatch):
     starts, start = [], Slots.start
     monkeypatch.setattr(Slots, "start", lambda *arguments: starts.append(1) or start(*arguments))
 
-    def answers(mixes: bool, most_sets: int = 64) -> tuple[list[workers.DrawnAnswer], int]:
+    def answers(mixes: bool, most_sets: int = 64) -> tuple[list[DrawnAnswer], int]:
         monkeypatch.setattr(Slots, "mixes_stops", mixes)
         monkeypatch.setattr(workers, "MOST_SETS", most_sets)
         starts.clear()
