@@ -177,7 +177,7 @@ def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monke
 
 @pytest.mark.parametrize(("sliding", "causal", "bias"), [
     ((None, None), None, False), ((4, None), None, True), ((3, 6), False, False), ((None, 4), True, False)])
-def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias, monkeypatch):
+def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias, monkeypatch, random_weights):
     """Features of two rows of different lengths, then a block after each. Each block lies beside what is no number."""
     model, generator, found = looped(monkeypatch), torch.Generator().manual_seed(0), []
     shape = DFlashShape(hidden_size=48, num_layers=2, num_heads=6, num_key_heads=2, head_dim=8, intermediate_size=80,
