@@ -14,7 +14,7 @@
     born late            attributes that a class sets first outside `__init__`
     small files          files under 60 lines with a single importer
 
-A limit of size has a little air above where the layout stands; one of kind has none. The aims are 285 files, 48,000 lines, and
+A limit of size has a little air above where the layout stands; one of kind has none. The aims are 265 files, 45,000 lines, and
 none of circles, recurring classes and attributes born late.
 """
 
@@ -191,8 +191,8 @@ def figures() -> list[Figure]:
         Figure("longest file", files[-1][0], 600, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 80, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
-        Figure("files", len(parsed), 286),
-        Figure("lines", sum(length for length, _ in files), 52_300),
+        Figure("files", len(parsed), 278),
+        Figure("lines", sum(length for length, _ in files), 51_400),
     ]
 
 
