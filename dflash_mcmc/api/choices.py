@@ -132,11 +132,11 @@ class Samplers:
 
     Args:
         config: the configuration as it was composed; it is not changed.
-        max_width: most operations that a chain may ask for together; None for no limit.
-        max_steps: largest `num_steps` that a request may give; None for no limit.
+        max_width: most operations that a chain may ask for together.
+        max_steps: largest `num_steps` that a request may give, unless the server's own sampler has more.
     """
 
-    def __init__(self, config: Config, max_width: int | None = None, max_steps: int | None = None):
+    def __init__(self, config: Config, max_width: int, max_steps: int):
         self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
         self._config.condition = Condition(name=None, sampler=None, blend=None)
         self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
@@ -182,11 +182,11 @@ class Samplers:
         config = checked(config)
         if config.sampler.needs_draft and not self._has_draft:
             raise ConfigError("sampler", name_of(sampler), "one without a draft, or this sampler from the start")
-        if self._max_width is not None and (width := config.sampler.width()) > self._max_width:
+        if (width := config.sampler.width()) > self._max_width:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
         steps = _steps(config)
-        if self._max_steps is not None and steps > (most := max(self._max_steps, self._own_steps)):
+        if steps > (most := max(self._max_steps, self._own_steps)):
             raise ConfigError("sampler.num_steps", steps, f"at most {most} (serve.max_steps, or the server's own)")
         return config
 
@@ -204,6 +204,8 @@ class Samplers:
             cls, name = options["greedy"].cls, "greedy"
         if "self" in fields:  # Python's own argument of every constructor
             raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
+        if "function" in fields:  # its file would be run here, for anybody who can reach the server
+            raise ConfigError("sampler.function", fields["function"], "nothing in a request: the server's command gives it")
         defaults = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
         # The common fields that the sampler has
         shared: dict[str, float] = {}

@@ -167,7 +167,7 @@ def test_openai_fields_choose_the_law_of_plain_samplers(running):
     (("sampler=best_of_n",), {}, {}, "sampler.temperature: given 0.0"),
 ], ids=str)
 def test_temperature_0_is_greedy_decoding_of_plain_draws_alone(tmp_path, server, fields, common, refused):
-    samplers = Samplers(composed(tmp_path, *server))
+    samplers = Samplers(composed(tmp_path, *server), 64, 3)
     with pytest.raises(UserError, match=re.escape(refused)):
         samplers.config_for(*samplers.adapted(fields, {"temperature": 0.0, **common}, "refuse")[:2], 8)
     if server == ("sampler=best_of_n",):
@@ -175,7 +175,7 @@ def test_temperature_0_is_greedy_decoding_of_plain_draws_alone(tmp_path, server,
 
 
 def test_fields_of_vllm_choose_the_law_as_those_of_the_sampler_do(tmp_path):
-    samplers = Samplers(composed(tmp_path, "sampler=temperature"))
+    samplers = Samplers(composed(tmp_path, "sampler=temperature"), 64, 3)
 
     def law(**asked: float) -> SamplingParams:
         read = fields.read({"prompt": "x", "temperature": 1.3, **asked}, False, "tiny")
@@ -428,13 +428,21 @@ def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(runn
 
 
 def test_a_request_may_have_the_steps_of_the_limit_or_of_the_servers_sampler(tmp_path):
-    samplers = Samplers(composed(tmp_path, "condition=ps", "sampler.num_blocks=1", "sampler.num_steps=5"), max_steps=3)
+    samplers = Samplers(composed(tmp_path, "condition=ps", "sampler.num_blocks=1", "sampler.num_steps=5"), 64, 3)
     assert samplers.config_for({"num_steps": 5}, {}, 8).sampler.num_steps == 5
     with pytest.raises(UserError, match=r"sampler\.num_steps: given 6; allowed: at most 5 \(serve\.max_steps"):
         samplers.config_for({"num_steps": 6}, {}, 8)
-    samplers = Samplers(composed(tmp_path, "sampler=greedy"), max_steps=3)
+    samplers = Samplers(composed(tmp_path, "sampler=greedy"), 64, 3)
     with pytest.raises(UserError, match=r"sampler\.num_steps: given 4; allowed: at most 3 \(serve\.max_steps"):
         samplers.config_for({"name": "power_mh", "num_blocks": 1, "num_steps": 4}, {}, 8)
+
+
+def test_a_request_runs_no_file(tmp_path):
+    (tmp_path / "law.py").write_text("open('run', 'w')\ndef law(logits, text):\n    return logits\n")
+    samplers = Samplers(composed(tmp_path, "sampler=temperature"), 64, 3)
+    with contextlib.chdir(tmp_path), pytest.raises(UserError, match=r"sampler\.function: given .*; allowed: nothing in"):
+        samplers.config_for({"name": "temperature", "function": f"{tmp_path / 'law.py'}:law"}, {}, 8)
+    assert not (tmp_path / "run").exists()
 
 
 def test_health_fails_while_no_step_is_made(running, monkeypatch):
