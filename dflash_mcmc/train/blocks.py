@@ -137,11 +137,6 @@ class Known(NamedTuple):
     log_sums: torch.Tensor | None = None
 
 
-def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
-    """Hidden states (rows, blocks, drafted tokens of a block, hidden) of the drafted slots of all blocks."""
-    return sequences.drafted(draft, model, features, *blocks)
-
-
 class TargetReader:
     """Reads sequences for a loss.
 
@@ -225,10 +220,9 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        hidden, last = drafted(draft, model, features, blocks), blocks.tokens.shape[1] - 1
+        hidden, last = sequences.drafted(draft, model, features, *blocks), blocks.tokens.shape[1] - 1
         slots = torch.arange(hidden.shape[2], device=hidden.device)
-        logits = draft.head_logits(hidden, model.head_logits)
-        proposed = logits.masked_fill(model.forbidden, -torch.inf).argmax(dim=-1)
+        proposed = model.head_logits(hidden).masked_fill(model.forbidden, -torch.inf).argmax(dim=-1)
         positions = blocks.anchors[..., None] + 1 + slots
         expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=last)).view_as(positions)
         right = (proposed == expected) & (positions < blocks.lengths[:, None, None])

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _BETAS, _MAX_NORM = (0.9, 0.95), 1.0
 """Of AdamW, and the largest norm of the gradient: larger gradients are scaled down to it."""
 _TRACK_EVERY = 10
-_FREE_OF_START = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
+_FREE_OF_START = ("block_size", "dtype", "num_target_layers", "max_positions")
 """Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 

@@ -24,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks, drafted
+from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks
 from dflash_mcmc.train.responses import Response
 
 
@@ -163,7 +164,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     if known is None:
         known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = drafted(draft, model, known.features, blocks)[rows, anchors, slots]
+        hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     tokens, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
@@ -174,7 +175,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
 
     def piece(part: slice) -> torch.Tensor:
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            logits = draft.head_logits(hidden[part], head).float()
+            logits = head(hidden[part]).float()
         if objective.power is None or teacher is None:
             labels = tokens[part] if candidates is None else candidates.places(tokens[part])
             losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -306,8 +306,6 @@ class Family(NamedTuple):
     config: type[DraftConfig]
     """How config.json is read."""
     network: type[Any]
-    to_config: Callable[[Any], dict[str, Any]] | None = None
-    """The published spelling of a shape; None for networks that are not written."""
     prefix: tuple[str, str] = ("", "")
     """Another prefix of the names of tensors, and what takes its place."""
 
@@ -328,13 +326,8 @@ class Family(NamedTuple):
         old, new = self.prefix
         return new + name.removeprefix(old) if name.startswith(old) else name
 
-    def published(self, name: str) -> str:
-        """The name in a checkpoint of a tensor that the network calls `name`."""
-        old, new = self.prefix
-        return old + name.removeprefix(new) if new and name.startswith(new) else name
 
-
-DFLASH = Family(DraftConfig, DFlash, to_config)
+DFLASH = Family(DraftConfig, DFlash)
 
 
 def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str, family: Family = DFLASH) -> Any:
@@ -415,8 +408,8 @@ def check_copies(folder: Path, target: dict[str, torch.Tensor]) -> None:
             refuse(folder, f"has another {name} than the target: it is a draft for other weights", "the target's own draft")
 
 
-def save(draft: torch.nn.Module, folder: Path, extra: dict[str, Any] | None = None, family: Family = DFLASH) -> None:
-    """Writes config.json and model.safetensors in the dtype of the weights, for `load`. Needs `to_config`.
+def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None) -> None:
+    """Writes config.json and model.safetensors in the dtype of the weights, for `load`.
 
     Each file is replaced as a whole. In a new folder config.json is written last.
 
@@ -425,13 +418,11 @@ def save(draft: torch.nn.Module, folder: Path, extra: dict[str, Any] | None = No
     """
     from safetensors.torch import save_file
 
-    assert family.to_config is not None
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(draft.parameters()).dtype
-    shape = family.to_config(draft.shape)
-    config = json.dumps({**(extra or {}), **shape, "dtype": precision_name(dtype)}, indent=2)
+    config = json.dumps({**(extra or {}), **to_config(draft.shape), "dtype": precision_name(dtype)}, indent=2)
     temporary = folder / f".{_WEIGHTS}.{os.getpid()}.tmp"
-    tensors = {family.published(name): tensor.contiguous() for name, tensor in draft.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in draft.state_dict().items()}
     save_file(tensors, temporary, {"format": "pt"})
     with temporary.open("rb") as file:
         os.fsync(file.fileno())

@@ -277,10 +277,6 @@ class DFlash(torch.nn.Module):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
         return self.norm(hidden)
 
-    def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits (..., vocabulary) of hidden states (..., hidden) by the head of the network: the target's, `head`."""
-        return head(hidden)
-
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Logits of all slots of given blocks, float32 (blocks, n, vocabulary). DFlash's are the head's.
 

@@ -185,5 +185,5 @@ class DSpark(SlotwiseNetwork):
         return self.confidence_head(hidden, None if markov is None else markov.markov_w1(previous))
 
 
-FAMILY = Family(DSparkConfig, DSpark, prefix=("logit_head.", ""))
+FAMILY = Family(DSparkConfig, DSpark, ("logit_head.", ""))
 """Early files of SpecForge have the prefix `logit_head.` before the names of the heads."""

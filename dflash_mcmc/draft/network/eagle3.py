@@ -43,8 +43,6 @@ class Eagle3Shape(NetworkShape):
     """Whether each layer's features are normed before they are fused."""
     norm_output: bool = False
     """Whether the state that the next step reads is the normed output."""
-    num_drafted: int = 1
-    """Steps of a block in training. A drafter may take another number."""
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
         if not self.target_layers and num_layers < 7:
@@ -105,19 +103,6 @@ class Eagle3Config(DraftConfig):
         return found
 
 
-def to_config(shape: Eagle3Shape) -> dict[str, Any]:
-    """The spelling of SpecForge for a network that is trained here, without the dtype."""
-    return {
-        "architectures": list(Eagle3Config.architectures[:1]), "model_type": "llama", "hidden_act": shape.activation,
-        "eagle_config": {Eagle3Config.speculators_layers: list(shape.target_layers), "use_aux_hidden_state": True},
-        "num_target_layers": shape.num_target_layers, "num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size, "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_key_heads, "head_dim": shape.head_dim, "rms_norm_eps": shape.norm_eps,
-        "attention_bias": shape.bias, "rope_theta": shape.rope["rope_theta"], "max_position_embeddings": shape.max_positions,
-        "vocab_size": shape.vocab_size, "draft_vocab_size": shape.vocab_size, "tie_word_embeddings": False,
-    }
-
-
 class EagleLayer(torch.nn.Module):
     """The decoder layer. Its attention reads the normed embedding beside the normed state."""
 
@@ -161,10 +146,6 @@ class Eagle3(torch.nn.Module):
         if shape.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
 
-    def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits (..., vocabulary) by the network's own head, in place of the target's, `head`."""
-        return torch.nn.functional.linear(hidden, self.lm_head.weight).float()
-
     def fused(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """States (rows, m, hidden) from the outputs of the target's layers, each (rows, m, hidden)."""
         if self.shape.fc_norm:
@@ -192,4 +173,4 @@ class Eagle3(torch.nn.Module):
         return normed, normed if self.shape.norm_output else hidden
 
 
-FAMILY = Family(Eagle3Config, Eagle3, to_config, ("midlayer.", "layers.0."))
+FAMILY = Family(Eagle3Config, Eagle3, ("midlayer.", "layers.0."))
