@@ -127,7 +127,7 @@ class LogitsBlend(Blend):
                               "draws tokens without the blend: a chain could begin where the target has probability zero")
 
     def other(self) -> Self:
-        """See `Blend.other`. It masks no token, and its logits are those of the second model, layer or prompt."""
+        """See `Blend.other`. It masks no token, and its logits are those of the second model or prompt."""
         return replace(self, beta=1.0, alpha_mask=0.0, space="logit")
 
     def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:

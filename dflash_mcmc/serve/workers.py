@@ -29,7 +29,7 @@ from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost
 
-Start = Callable[[tuple[str, ...]], "ChainRunner"]
+Start = Callable[[tuple[str, ...]], ChainRunner]
 MOST_SETS = 64
 """Sets of stop strings in an engine whose chains can have strings of their own."""
 _PROMPT = 1024

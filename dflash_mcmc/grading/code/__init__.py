@@ -1,8 +1,8 @@
 """Programs: the program in the text is run with the tests of the problem, in a sandbox.
 
-The gold answer is JSON with the tests of HumanEval or MBPP (`dflash_mcmc.grading.code.programs`). A program
-passes if its tests run to their end. They run in another process, which calls the functions of the program and gets copies of
-their results: a program finds no expected output, and no object of its own decides a comparison.
+The gold answer is JSON with the tests of HumanEval or MBPP (`dflash_mcmc.grading.code.programs`). A program passes if its
+tests run to their end. They run in another process, which calls the functions of the program and gets copies of their results:
+a program finds no expected output, and no object of its own decides a comparison.
 
 The sandbox has limits: a program can leave it through a bug of the kernel.
 """

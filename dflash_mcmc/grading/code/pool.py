@@ -74,7 +74,7 @@ class ProgramPool:
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
         else:
             scripts = with_tests(program, task)
-            shown = examples_in(question, task.entry_point) if self._examples and task.entry_point else ()
+            shown = examples_in(question, task.entry_point) if self._examples else ()
             future = self._threads.submit(self._graded, program, scripts, task.entry_point, shown)
             self._futures[future] = tag
 

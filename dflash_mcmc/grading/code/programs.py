@@ -100,9 +100,9 @@ def program_of(text: str, task: CodeTask) -> str | None:
     text before a closing fence whose opening fence is in the prompt. Any other text is a completion of the prompt, which is
     cut at the first stop sequence.
 
-    Without a prompt (MBPP) there is nothing to complete. The program is the last fenced block that defines the
-    entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt, or
-    else the code between sentences.
+    Without a prompt (MBPP) there is nothing to complete. The program is the last fenced block that defines the entry point,
+    or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt,
+    or else the code between sentences.
     """
     answer = after_thinking(text)
     if answer is None or not answer.strip():
@@ -113,7 +113,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
         if not blocks:
             return _code(answer.strip().removeprefix(_BEGIN).partition(_DONE)[0])
         defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(task.entry_point)}\b", re.MULTILINE)
-        return ([block for block in blocks if task.entry_point and defines.search(block)] or blocks)[-1]
+        return ([block for block in blocks if defines.search(block)] or blocks)[-1]
     defines = _definition(task.entry_point)
     whole = [block for block in _blocks(answer) if defines.search(block)]
     if not whole and not _fenced(answer) and defines.search(answer) and not _INDENTED.match(answer):

@@ -214,8 +214,7 @@ def run(descriptor, entry_point):
 
 
 def kind(error, entry_point):
-    """`failed_test` for an AssertionError, `missing_definition` if the tests do not find the function, otherwise `raised`.
-    """
+    """`failed_test` for an AssertionError, `missing_definition` if the tests do not find the function, otherwise `raised`."""
     if isinstance(error, AssertionError):
         return "failed_test"
     outermost = error.__traceback__.tb_next
