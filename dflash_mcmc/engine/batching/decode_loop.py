@@ -87,10 +87,13 @@ class PlainSteps:
         for values in list(logits.values())[1:]:
             failed |= ~torch.isfinite(values.amax(dim=-1))
         history = state.history(batch)
-        own = processed(logits, groups, 1, history)
-        weights = target if own is target.logits else laws.weigh(own)  # the target's own are known
-        tokens, interval = laws.draw(weights, state.uniforms[rows, at])
-        log_q = weights.log_probability(tokens)
+        if len(groups) == 1 and groups[0].params.temperature == 0.0:
+            tokens, interval, log_q = laws.draw_certain(logits[groups[0].source], groups[0].params, history)
+        else:
+            own = processed(logits, groups, 1, history)
+            weights = target if own is target.logits else laws.weigh(own)  # the target's own are known
+            tokens, interval = laws.draw(weights, state.uniforms[rows, at])
+            log_q = weights.log_probability(tokens)
         failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)

@@ -132,8 +132,8 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
     if params.has_penalty:
         logits = _penalised(logits, params, history)
     if params.temperature == 0.0:
-        most, token = logits.max(dim=-1, keepdim=True)
-        return torch.full_like(logits, -torch.inf).scatter_(-1, token, most - most)  # no number where a penalty overflows
+        token, log_q = _most_likely(logits)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, token, log_q)
     if params.temperature != 1.0 and not params.temperature_last:
         logits = logits / params.temperature
     if params.top_n_sigma:
@@ -149,6 +149,18 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
     return logits / params.temperature if params.temperature != 1.0 and params.temperature_last else logits
+
+
+def _most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens, int64 (rows, 1), and log q of temperature 0: 0, and no number where a penalty overflows."""
+    most, token = logits.max(dim=-1, keepdim=True)
+    return token, most - most
+
+
+def draw_certain(logits: torch.Tensor, params: SamplingParams, history: History) -> tuple[torch.Tensor, ...]:
+    """(tokens, intervals, log q) of temperature 0, as `draw` has them, without weights of the whole vocabulary."""
+    token, log_q = _most_likely(_penalised(logits, params, history) if params.has_penalty else logits)
+    return token[:, 0], torch.cat([log_q, log_q + 1.0], dim=1).double(), log_q[:, 0].double()
 
 
 def _of_function(function: LawFunction, logits: torch.Tensor, history: History) -> torch.Tensor:
