@@ -135,7 +135,7 @@ def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: E
     (rows, size), params, logits = logits.shape, groups[0].params, logits.contiguous()
     maxima = own_maxima = logits.amax(dim=-1)
     if len(groups) == 1 and params.temperature and params == SamplingParams(params.temperature):
-        own, temperature = logits, params.temperature
+        own, temperature = logits, float(params.temperature)
     else:
         own, temperature = processed(logits, groups, 1, state.history(rows)).contiguous(), 1.0
         own_maxima = own.amax(dim=-1)

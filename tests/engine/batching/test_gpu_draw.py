@@ -227,6 +227,6 @@ def test_pytorch_draws_where_its_modules_run():
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_the_draw_compile_for_gpus_without_spilling_registers(capability, monkeypatch, tmp_path):
-    laws = (SamplingParams(), SamplingParams(0.25), SamplingParams(0.8, repetition_penalty=1.2, frequency_penalty=0.1))
+    laws = (SamplingParams(), SamplingParams(2), SamplingParams(0.8, repetition_penalty=1.2, frequency_penalty=0.1))
     found = [launch for law in laws for launch in launched(8, True, True, law, law.has_penalty).ours]
     assert compiles(found, capability, monkeypatch, tmp_path) == {"_weigh", "_draw"}
