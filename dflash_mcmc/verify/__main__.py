@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.verify import report
 
     files = config.model.files()
-    stated = f" The law is the function {function.__name__}." if function else ""
+    stated = f" The law is the function {getattr(function, '__name__', function)}." if function else ""
     report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
