@@ -16,7 +16,6 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 import yaml
@@ -122,9 +121,9 @@ def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
     return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(components(group)[fields.pop("name")].cls), fields))
 
 
-def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
+def label_of(config: Config) -> str:
     """The label of a configuration in memory: see `run_label`."""
-    return with_fields(config.label(), _numbered(config, {**more, **changes(plain(config))}))
+    return with_fields(config.label(), _numbered(config, changes(plain(config))))
 
 
 def _numbered(config: Config, fields: Mapping[str, object]) -> dict[str, object]:
@@ -197,15 +196,14 @@ def point_label(job: Job, swept: Sequence[str]) -> str:
     return with_fields(job.config.label(), _numbered(job.config, own)) if swept else label_of(job.config)
 
 
-def run_label(name: str, values: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})) -> str:
-    """The label of a run: its name, the fields that differ from the defaults, and more fields.
+def run_label(name: str, values: Mapping[str, Any]) -> str:
+    """The label of a run: its name, and the fields that differ from the defaults.
 
     Args:
         name: the condition, or the names of the components (`Config.label`).
         values: the configuration as `config.yaml` has it.
-        more: fields by dotted name, which are shown whether or not they differ.
     """
-    return with_fields(name, {**more, **changes(values)})
+    return with_fields(name, changes(values))
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:

@@ -152,12 +152,12 @@ class Extracted(NamedTuple):
     rule: str
 
 
-def after_thinking(text: str, marks: Sequence[tuple[str, str]] = THINKING) -> str | None:
+def after_thinking(text: str) -> str | None:
     """The text after the last thinking; the whole text if it has none; None if a thinking is not closed.
 
     Only its own mark closes a thinking. A closing mark without a beginning counts too: the prompt may have begun the thinking.
     """
-    closing = dict(marks)
+    closing = dict(THINKING)
     every = sorted({*closing, *closing.values()}, key=len, reverse=True)
     start, awaited = 0, None
     for found in re.finditer("|".join(map(re.escape, every)), text):

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ VENDOR = "DFLASH_MCMC_VENDOR"
 """A switch for tests: the vendor of the processor (`GenuineIntel`, `AuthenticAMD`) instead of the one in /proc/cpuinfo."""
 
 
-def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
+def cpu_model() -> str | None:
     """The model name of the processor, such as `AMD EPYC 7763`; None if the machine does not report it."""
-    match = re.search(r"^model name\s*:\s*(.+)$", _described(cpuinfo), flags=re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.+)$", _described(CPUINFO), flags=re.MULTILINE)
     return " ".join(match[1].split()) if match else None
 
 
@@ -83,13 +83,13 @@ def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault("GOMP_SPINCOUNT", "3000")
 
 
-def keep_memory(environment: Mapping[str, str] = os.environ) -> None:
+def keep_memory() -> None:
     """Lets the C library (glibc) keep freed memory for the next tensors, up to 1 GiB each. What the user has set stays.
 
     A logit of each token for each chain takes tens of megabytes. The library otherwise returns them at once, and asking the
     system for them again costs as much as the arithmetic on them (notebook, "Memory that is asked for again").
     """
-    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
+    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         library = _c_library()
         if hasattr(library, "mallopt"):  # musl and macOS have none
             library.mallopt(_MMAP_THRESHOLD, 2**30)

@@ -25,11 +25,11 @@ _MOST_TRIED = 64
 """Largest number of other processes' tasks to try to lock in one turn. On a network file system each try costs a message."""
 
 
-def execute(job: Job, waits: bool = False) -> RunResult:
+def execute(job: Job) -> RunResult:
     """Does the tasks that the run lacks and summarises the run. A complete run loads no model. Raises UserError and Stopped.
 
     Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
-    tracker. The first process of a launch waits for the others' tasks; with `waits` every process does.
+    tracker. The first process of a launch waits for the others' tasks.
     """
     config, tasks = job.config, tasks_of(job.config, job.prompts)
     identity, keys = identity_of(config), tasks.keys()
@@ -41,7 +41,7 @@ def execute(job: Job, waits: bool = False) -> RunResult:
             pending = [key for key in keys if key not in recorded]
             num_own = 0
             if pending:
-                num_own = _Loop(store, job, identity, tasks, pending, tracking, waits or ranks.waits()).run()
+                num_own = _Loop(store, job, identity, tasks, pending, tracking).run()
             elif not ranks.rank() and len(store.records) <= len(keys):  # a command for a part describes no run
                 renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
@@ -69,8 +69,8 @@ class _Loop:
     """Does the pending tasks that no other process does. Tasks in progress are given up when the run is stopped."""
 
     def __init__(self, store: RunStore, job: Job, identity: dict[str, object], tasks: Tasks,
-                 pending: Sequence[SampleKey], tracking: Tracking, waits: bool):
-        self._store, self._config, self._identity, self._tasks, self._waits = store, job.config, identity, tasks, waits
+                 pending: Sequence[SampleKey], tracking: Tracking):
+        self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
         self._attempts = Attempts(store)
         self._num_before, self._num_shown, self._num_own, self._is_described = len(store.records), 0, 0, False
@@ -115,7 +115,7 @@ class _Loop:
         together = list(ranks.own_part_first(self._pending))
         yield together, self._store.take(together)
         turn = 0  # of the tasks that others hold: those not tried for the longest time come next
-        while self._waits and not self._is_complete() and not stopping.requested():
+        while ranks.waits() and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]
             turn = turn % max(1, len(left))

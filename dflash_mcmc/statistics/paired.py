@@ -30,6 +30,8 @@ from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, mean_sh
 LEVEL = 0.05
 """A difference with a larger p-value is a tie."""
 MCNEMAR, PERMUTATION = "exact McNemar", "paired permutation"
+_ERRORS = NormalDist().inv_cdf(1.0 - LEVEL / 2.0) + NormalDist().inv_cdf(0.8)
+"""How many standard errors a difference is away from zero if a test at `LEVEL` detects it with power 0.8."""
 _RESAMPLES, _BATCH, _NORMAL = 9999, 250, 2000
 """Number of sign flips drawn; if at most 13 problems differ, all sign flips are enumerated."""
 
@@ -236,25 +238,19 @@ class VarianceParts(NamedTuple):
         of_draws = sum(float((spread * chains / (chains - 1)).mean()) for spread, chains in several)
         return cls(max(0.0, variance - of_means), of_draws)
 
-    def resolved(self, problems: int, chains: int, power: float = 0.8, level: float = 0.05) -> float | None:
-        """The smallest difference that these numbers detect with this power; None if it exceeds 1."""
-        least = _quantiles(power, level) * float(np.sqrt((self.problems + self.chains / chains) / problems))
+    def resolved(self, problems: int, chains: int) -> float | None:
+        """The smallest difference that these numbers detect with power 0.8; None if it exceeds 1."""
+        least = _ERRORS * float(np.sqrt((self.problems + self.chains / chains) / problems))
         return least if least <= 1.0 else None
 
-    def problems_needed(self, difference: float, chains: int, power: float = 0.8, level: float = 0.05) -> int:
-        """The smallest number of problems that detects the difference with this power."""
-        return max(2, math.ceil((_quantiles(power, level) / difference) ** 2 * (self.problems + self.chains / chains)))
+    def problems_needed(self, difference: float, chains: int) -> int:
+        """The smallest number of problems that detects the difference with power 0.8."""
+        return max(2, math.ceil((_ERRORS / difference) ** 2 * (self.problems + self.chains / chains)))
 
-    def chains_needed(self, difference: float, problems: int, power: float = 0.8, level: float = 0.05) -> int | None:
+    def chains_needed(self, difference: float, problems: int) -> int | None:
         """The smallest number of chains of a problem that detects it; None if no number does."""
-        left = problems * (difference / _quantiles(power, level)) ** 2 - self.problems
+        left = problems * (difference / _ERRORS) ** 2 - self.problems
         return None if left <= 0.0 else max(1, math.ceil(self.chains / left))
-
-
-def _quantiles(power: float, level: float) -> float:
-    """How many standard errors a difference is away from zero if a test at this level detects it with this power."""
-    normal = NormalDist()
-    return normal.inv_cdf(1.0 - level / 2.0) + normal.inv_cdf(power)
 
 
 _SWAPS = 2000
