@@ -1,4 +1,4 @@
-"""The draw of a plain step on a GPU, in three kernels instead of some 70 to 90: where the loop of `gpu_layers.py` runs.
+"""The draw of a plain step on a GPU, in three kernels instead of 70 to 104: where the loop of `gpu_layers.py` runs.
 
     amax     PyTorch's: the largest logit of each row
     _weigh   sums of the weights exp(logit - maximum) over blocks of token ids
