@@ -305,6 +305,7 @@ return {
 """
 
 
+@pytest.mark.slow
 def test_every_page_fits_its_window(site, tmp_path):
     """Nothing is beyond the right edge but in tables and outputs, which scroll. Code breaks on a narrow screen alone.
 

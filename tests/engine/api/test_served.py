@@ -83,6 +83,7 @@ def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
             assert "bits" not in here[key]
 
 
+@pytest.mark.slow
 def test_the_demo_is_within_the_interval_of_slots(served, make_config):
     demo = ("experiment=demo", *runs.QUICK, "sampler.proposal_temperature=0.5")
     here = runs.execute(make_config(*demo)).summary
@@ -122,13 +123,8 @@ def test_a_killed_run_goes_on_with_the_same_samples(served, make_config, tmp_pat
     assert {key: one["tokens"] for key, one in resumed.items()} == {key: one["tokens"] for key, one in whole.items()}
 
 
-def test_the_python_api_samples_and_scores(served):
+def test_the_python_api_samples(served):
     with dm.Engine("tiny", engine=dm.Api(url=served)) as engine, dm.Engine("tiny") as own:
         prompts = ["What is 7*6?", "Ann has 3 pens. Ann buys 4 more. How many pens?"]
         there, here = (each.sample(prompts, sampler="greedy", max_new_tokens=16, progress=False) for each in (engine, own))
         assert [one.tokens for one in there] == [one.tokens for one in here]
-        ids = [[5, 17, 200], [31, 9]]
-        there, here = (each.score(ids, [[17, 18], [277, 470, 3]], progress=False) for each in (engine, own))
-        for one, other in zip(there, here, strict=True):
-            np.testing.assert_allclose(one.log_p, other.log_p, atol=1e-4)
-            assert one.is_greedy == other.is_greedy

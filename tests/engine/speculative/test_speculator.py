@@ -17,6 +17,7 @@ from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.logits_processor import History
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
 from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 from dflash_mcmc.engine.speculative.speculator import Speculator
@@ -259,8 +260,8 @@ def test_blocks_of_which_much_is_kept(qwen3, plain, name):
 
 def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block():
     maker = SimpleNamespace(speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
-    state = SimpleNamespace(vocab_size=4, history=lambda batch: (torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
-    seen, counts = Speculator._history(maker, state, 1, torch.full((1, 300), 2))
+    state = SimpleNamespace(vocab_size=4, history=lambda batch: History(torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
+    seen, counts, *_ = Speculator._history(maker, state, 1, torch.full((1, 300), 2))
     assert counts[:, 2].tolist() == list(range(1, 302))
     assert counts[:, 3].tolist() == [1] * 301
     assert seen[:, 2].tolist() == [False] + [True] * 300
