@@ -84,6 +84,11 @@ class SamplingParams(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "function"}
 
     @property
+    def function_name(self) -> str:
+        """The name of `function`; a partial and the like have none."""
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
     def truncates(self) -> bool:
         """Whether some tokens cannot be drawn. Penalties only change probabilities."""
         return self.temperature == 0.0 or self.function is not None or self != self.untruncated()

@@ -15,6 +15,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.store.described import identity_if_readable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -85,8 +86,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"TARGET: given {given.target!r}, which does not exist; allowed: a run folder, a JSON Lines file, or "
                         "the address of a server")
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
-    function = (_token_law(config) or SamplingParams()).function
-    if is_server and function is not None:
+    law = _token_law(config) or SamplingParams()
+    if is_server and law.function is not None:
         raise UserError("sampler.function: given with a server, which cannot be asked for it; allowed: with a file of "
                         "texts, or a run that was drawn so")
     if (given.concurrency or given.bits) and (not is_server or not given.concurrency or given.distance or given.against):
@@ -100,7 +101,7 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.verify import report
 
     files = config.model.files()
-    stated = f" The law is the function {getattr(function, '__name__', function)}." if function else ""
+    stated = f" The law is the function {law.function_name}." if law.function else ""
     report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
@@ -233,6 +234,10 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "
                         "it, or a JSON Lines file of texts") from error
+    drawn_by = identity_if_readable(folder).get("sampler.content")
+    if drawn_by is not None and config.sampler.fingerprint() != drawn_by:
+        raise ConfigError("sampler.function", values["sampler"].get("function"), f"what {folder} was drawn with; the content "
+                          "of the file is another one now")
     config.model.check(config)
     return config
 

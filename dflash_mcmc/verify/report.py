@@ -162,7 +162,8 @@ _EXPLAINED = (
 
 def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
-    return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law.fields(), "level": found.level,
+    law = found.law and {**found.law.fields(), **({"function": found.law.function_name} if found.law.function else {})}
+    return {"red": found.is_red, "verdict": verdict(found), "law": law, "level": found.level,
             "texts": found.texts, "tokens": found.tokens, "left_out": found.left_out,
             "together": found.together._asdict(), "top": found.top and found.top._asdict(),
             "near_ties": found.near_ties, "log_p_error": found.log_p_error, "outside": [
