@@ -6,6 +6,7 @@ judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A res
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -138,6 +139,8 @@ class JudgePool:
         """
         for future in [future for future in self._futures if wait or future.done()]:
             tag = self._futures.pop(future)
+            while not future.done():  # a signal that another thread has received wakes no thread that waits without a limit
+                concurrent.futures.wait([future], timeout=1.0)
             grade, seconds = future.result()
             yield tag, grade if grade.verdict == NO_ANSWER else grade._replace(grade_seconds=seconds)
 
