@@ -6,7 +6,6 @@ judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A res
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -21,6 +20,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
+from dflash_mcmc.process import stopping
 from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
@@ -139,8 +139,7 @@ class JudgePool:
         """
         for future in [future for future in self._futures if wait or future.done()]:
             tag = self._futures.pop(future)
-            while not future.done():  # a signal that another thread has received wakes no thread that waits without a limit
-                concurrent.futures.wait([future], timeout=1.0)
+            stopping.wait_for([future])
             grade, seconds = future.result()
             yield tag, grade if grade.verdict == NO_ANSWER else grade._replace(grade_seconds=seconds)
 

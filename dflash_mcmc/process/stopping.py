@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TERM_SECONDS = 20.0
 """Longest grace time after a SIGTERM: by default SLURM and torchrun kill the process 30 seconds after it."""
+_WAKES_SECONDS = 1.0
 _noted: list[signal.Signals] = []
 
 
@@ -58,6 +60,16 @@ def handling_signals(grace_seconds: float) -> Iterator[None]:
 def requested() -> bool:
     """Whether a stop was requested, so that no new sample is started."""
     return bool(_noted)
+
+
+def wait_for(futures: Collection[Future]) -> None:
+    """Waits until one of the futures is done.
+
+    The kernel may give a signal to another thread than the main one, whose handlers then run at the end of its wait. So no
+    wait is longer than a second.
+    """
+    while not wait(futures, _WAKES_SECONDS, FIRST_COMPLETED).done:
+        pass
 
 
 def check() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import psutil
 import pytest
@@ -140,3 +141,21 @@ def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last
     finished = finish(tmp_path, "dataset.limit=12", "num_chains=2", "tracker=none")
     assert len(finished) == 24
     same({key: finished[key] for key in uninterrupted}, uninterrupted)
+
+
+def test_a_wait_ends_for_a_signal_that_another_thread_receives():
+    """The main thread runs the handler, and the kernel does not wake it."""
+    future: Future[bool] = Future()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: future.done() or future.set_result(True))
+    receives = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+    gives_up = threading.Timer(processes.HANG / 10, lambda: future.done() or future.set_result(False))
+    try:
+        receives.start()
+        gives_up.start()
+        stopping.wait_for([future])
+        assert future.result() is True
+    finally:
+        gives_up.cancel()
+        receives.join()
+        gives_up.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -271,18 +271,18 @@ class Operations:
 
     def _write_history(self, row: int, draw: Draw, sequence: np.ndarray) -> None:
         """Writes the tokens that drafters and laws read."""
-        if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
+        every = (draw.params, *draw.laws)
+        calls = any(params.function for params in every)
+        if self._grid or calls or (self._speculation and self._speculation.drafter.reads_tokens):
             self._loop.rows.set_tokens(row, sequence)
+        if calls:
+            self._loop.rows.reads_tokens = True
         if self._grid:
             self._grid.forget(row)
-        every = (draw.params, *draw.laws)
         if any(params.repetition_penalty != 1.0 for params in every):
             self._loop.rows.mark_seen(row, sequence)
         if any(params.counts_tokens for params in every):
             self._loop.rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
-        if any(params.function for params in every):
-            self._loop.rows.set_tokens(row, sequence)
-            self._loop.rows.reads_tokens = True
 
     def score(self, slots: Sequence[Slot]) -> list[bool]:
         """Teacher-forces tokens after the trajectories of slots that have rows. Returns which scores are numbers."""

@@ -19,6 +19,7 @@ from dflash_mcmc.grading.code.programs import program_of, task_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
 from dflash_mcmc.grading.extraction import after_thinking, examples_in
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
+from dflash_mcmc.process import stopping
 from dflash_mcmc.types import Example, Grade
 
 _MAX_LENGTH = 100_000
@@ -85,6 +86,7 @@ class ProgramPool:
         """
         for future in [future for future in self._futures if wait or future.done()]:
             tag = self._futures.pop(future)
+            stopping.wait_for([future])
             try:
                 self._decided.append((tag, future.result()))
             except CannotRun as error:

@@ -100,9 +100,9 @@ def program_of(text: str, task: CodeTask) -> str | None:
     text before a closing fence whose opening fence is in the prompt. Any other text is a completion of the prompt, which is
     cut at the first stop sequence.
 
-    Without a prompt (MBPP) there is nothing to complete. The program is the last fenced block that defines the entry point,
-    or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt,
-    or else the code between sentences.
+    Without a prompt (MBPP) there is nothing to complete. The program is the last fenced block that defines the entry point, or
+    else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt, or else the code
+    between sentences.
     """
     answer = after_thinking(text)
     if answer is None or not answer.strip():

@@ -17,8 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.verdicts import Decision
+from dflash_mcmc.process import stopping
 from dflash_mcmc.types import Grade
 
 EQUAL = (
@@ -240,7 +240,7 @@ class MathPool:
                 yield self._decided.pop()
             if not (wait and self._futures):
                 return
-            wait_for(self._futures, return_when=FIRST_COMPLETED)
+            stopping.wait_for(self._futures)
 
     def close(self) -> None:
         """Ends the processes and the threads. Unfinished answers are dropped."""
@@ -263,6 +263,7 @@ class MathPool:
         """Raises UserError if the self-test has failed. With `wait`, waits for its result."""
         if self._tested is None or not (wait or self._tested.done()):
             return
+        stopping.wait_for([self._tested])
         try:
             wrong = self._tested.result()
         except Exception as error:  # no answer can be graded, whatever the cause
