@@ -35,7 +35,7 @@ Other programs: dflash-mcmc NAME ... or python -m dflash_mcmc.NAME ..., each wit
 """
 _FIRST = ("greedy", "temp", "ps", "blend_ps")
 PROGRAMS = {"report": "a page of any runs", "compare": "paired statistics of anybody's logs",
-            "fetch": "models and drafts by name", "runs": "lists runs", "regrade": "grades again",
+            "fetch": "models and drafts by name", "regrade": "grades again",
             "verify": "audits an engine", "serve": "an OpenAI server", "grid": "sweeps on SLURM", "train": "a model or draft"}
 
 

@@ -35,17 +35,6 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
 _open: set[Path] = set()
 
 
-def _locked(file: int, kind: int, first: int, length: int) -> bool:
-    """Locks bytes of an open file at once. False if another process has locked any of them. Raises OSError."""
-    try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB, length, first)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        raise
-    return True
-
-
 class Locks:
     """The locks of a file. Their byte offsets may lie after its end.
 
@@ -99,9 +88,12 @@ class Locks:
 
     def _take(self, first: int, length: int) -> bool:
         try:
-            return _locked(self._file, fcntl.LOCK_EX, first, length)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
             raise self._refused("lock", error) from error
+        return True
 
     def free(self, first: int, length: int = 1) -> None:
         """Releases bytes, whether or not they are locked. Raises UserError."""
@@ -236,34 +228,6 @@ def closed(folder: Path) -> Iterator[None]:
         if not locks.exclude_all():
             raise RunBusy(f"{folder}: this run is being written by another process; wait for it or stop it")
         yield
-
-
-def is_open(folder: Path) -> bool:
-    """Whether another process has a run's folder open. Nothing is written, and other processes wait for a moment at most.
-
-    The question is a shared lock, held for a moment under the mutex. Whoever enters holds the mutex, so that nobody is refused
-    because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
-
-    Raises UserError for what is no file or cannot be asked, RunBusy if this process has the folder open: to close the file
-    would release its locks.
-    """
-    path = folder / "lock"
-    if not is_there(path):  # a pipe would wait for a writer
-        return False
-    if path.resolve() in _open:
-        raise RunBusy(f"{folder}: this process has that run open already")
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:  # another process has just removed it
-        return False
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return not (_locked(file, fcntl.LOCK_SH, _MUTEX, 1) and _locked(file, fcntl.LOCK_SH, _WRITERS, NUM_FILES))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be locked: {error.strerror}") from error
-    finally:
-        os.close(file)
 
 
 def _locks_of(folder: Path) -> Locks:

@@ -1,4 +1,4 @@
-"""Locks on other systems than Linux, and the question whether a run is open."""
+"""Locks and threads on other systems than Linux."""
 
 from __future__ import annotations
 
@@ -15,55 +15,7 @@ import torch
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks
-from dflash_mcmc.store.locks import FolderLocks, is_open
-
-ASKS = "import sys, pathlib; from dflash_mcmc.store.locks import is_open\n"
-ONCE = ASKS + "print(is_open(pathlib.Path(sys.argv[1])))"
-FOR_LONG = ASKS + "while True: print(is_open(pathlib.Path(sys.argv[1])), flush=True)"
-
-
-def asked(folder, before: str = "") -> str:
-    done = subprocess.run([sys.executable, "-c", before + ONCE, str(folder)], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_a_run_is_open_while_a_process_has_entered_it(tmp_path):
-    assert asked(tmp_path) == "False"
-    with closing(FolderLocks(tmp_path)) as locks:
-        assert asked(tmp_path) == "True", "a process holds the mutex"
-        locks.enter()
-        locks.free_mutex()
-        assert asked(tmp_path) == "True"
-    assert asked(tmp_path) == "False"
-    assert not is_open(tmp_path)
-
-
-def test_no_layout_of_the_system_is_assumed(tmp_path):
-    """A stand-in for macOS, whose struct flock has another order."""
-    other = "import fcntl, sys; del fcntl.F_GETLK; sys.platform = 'darwin'; fcntl.fcntl = None\n"
-    with closing(FolderLocks(tmp_path)) as locks:
-        locks.enter()
-        locks.free_mutex()
-        assert asked(tmp_path, other) == "True"
-    assert asked(tmp_path, other) == "False"
-    assert fcntl.F_GETLK
-
-
-def test_a_question_keeps_nobody_from_entering(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", FOR_LONG, str(tmp_path)], stdout=subprocess.PIPE, text=True) as asking:
-        try:
-            assert asking.stdout is not None
-            asking.stdout.readline()
-            numbers = set()
-            for _ in range(300):
-                with closing(FolderLocks(tmp_path)) as locks:
-                    numbers.add(locks.enter())
-                    alone = locks.is_alone()
-                    locks.free_mutex()
-                assert alone
-            assert numbers == {0}
-        finally:
-            asking.kill()
+from dflash_mcmc.store.locks import FolderLocks
 
 
 def test_threads_are_shared_where_no_affinity_is_known(monkeypatch):
