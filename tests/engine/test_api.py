@@ -196,12 +196,6 @@ def engine_at(url: str, **fields: Any) -> ApiEngine:
     return ApiEngine(TARGET, endpoint.Endpoint(engine), "raw", 4, 8)
 
 
-def expected(monkeypatch, chains: int = 40) -> dict:
-    with monkeypatch.context() as patch:
-        patch.setattr(endpoint, "fetch_json", Standing(TOY).fetch)
-        return drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=chains)
-
-
 def send(status: int):
     def answer(handler, number: int, sent: bytes) -> bool:
         if number % 3:
@@ -235,7 +229,9 @@ def silence(handler, number: int, sent: bytes) -> bool:
                          ids=["429", "500", "503", "half", "nothing", "silence"])
 def test_faults_that_pass_change_no_sample_and_cost_time_alone(monkeypatch, answer):
     monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.01)
-    alike = expected(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoint, "fetch_json", Standing(TOY).fetch)
+        alike = drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=40)
     with Listening(Standing(TOY), answer) as server:
         fields = {"timeout_seconds": 0.5} if answer is silence else {}
         assert drawn(engine_at(server.url, **fields), dm.Temperature(temperature=1.0), chains=40) == alike
@@ -366,27 +362,6 @@ def test_a_law_that_the_server_cannot_give_fails_its_order_alone(make_config, mo
     assert all(orders[number].future.result(60).result.trajectory.length for number in (0, 2))
     assert not drawing.failing
     drawing.close(60)
-
-
-def test_a_server_that_goes_away_and_comes_back_costs_time_alone(monkeypatch):
-    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.05)
-    alike, first = expected(monkeypatch, 200), Listening(Standing(TOY))
-    engine, back = engine_at(first.url), list[Listening]()
-
-    def away() -> None:
-        time.sleep(0.2)
-        first.stop()
-        time.sleep(0.5)
-        back.append(Listening(Standing(TOY), port=first.port))
-
-    thread = threading.Thread(target=away)
-    thread.start()
-    try:
-        assert drawn(engine, dm.Temperature(temperature=1.0), chains=200) == alike
-    finally:
-        thread.join()
-        for server in back:
-            server.stop()
 
 
 def spoiled(**fields: Any):

@@ -24,12 +24,6 @@ def campaign(tmp_path, request):
 
 
 @pytest.mark.slow
-def test_some_faults(campaign, tmp_path):
-    faults.disturb(campaign, tmp_path / "sweep", faults=4)
-    assert not campaign.wrong, "\n".join(campaign.wrong)
-
-
-@pytest.mark.slow
 def test_150_faults(campaign, tmp_path, capsys):
     for number in range(25):
         faults.disturb(campaign, tmp_path / f"sweep-{number}", faults=6)

@@ -116,6 +116,7 @@ def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
     ({}, {"device": "NVIDIA H200"}, "differ in devices .*NVIDIA H200.*: seconds are not comparable"),
     ({"model__dtype": "float32"}, {}, r"differ in dtypes \(bfloat16; float32\)"),
     ({"model__content": "e" * 32}, {}, "differ in models"),
+    ({"engine": "api", "engine__content": "vllm toy"}, {}, "weights of ps are a server's, which names its model vllm toy;"),
     ({"dataset__max_new_tokens": 512}, {}, r"differ in limits of the answer length \(1024; 512\)"),
     ({"dataset__prompt": "Why? {question}"}, {}, "differ in prompts"),
     ({}, {"packages": {"torch": "2.14.0", "transformers": "5.23.0"}}, "differ in versions of torch or transformers"),

@@ -98,18 +98,6 @@ def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config
     assert "<svg" in page
 
 
-@pytest.mark.slow
-def test_the_mistake_of_vllm_is_red_within_the_answers_of_a_crafted_case(make_config, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for fault in ("residual_by_draft_noise", None):
-        result = runs.execute(make_config(
-            "experiment=faults", "draft=tiny", "dataset.limit=1", "num_chains=2000", "dataset.max_new_tokens=4",
-            "sampler.temperature=1.5", "decoder=speculative_rejection", f"decoder.fault={fault or 'null'}"))
-        code, out, _ = told([str(result.folder)], capsys)
-        assert code == (fault is not None)
-        assert ("learned from earlier answers" in out.splitlines()[0]) == (fault is not None)
-
-
 def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     import torch
     from transformers import AutoModelForCausalLM
@@ -488,26 +476,6 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys, monkeypat
     code, _, err = told(arguments, capsys)
     assert code == 2
     assert "which gives no answer (ConnectError" in err
-
-
-class _Dying(_Other):
-    """A server that dies inside an answer."""
-
-    def _send(self, status: int, body: object) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.wfile.write(b'{"data": ')
-
-
-def test_a_server_that_dies_inside_an_answer_is_one_line():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with pytest.raises(UserError, match=r"^TARGET: given .*, which gives no answer \(RemoteProtocolError"):
-                drawn.connected(f"http://127.0.0.1:{server.server_address[1]}/v1")
-        finally:
-            server.shutdown()
 
 
 @pytest.mark.parametrize(("choice", "says"), [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -99,8 +98,7 @@ class Standing:
 class Listening:
     """A `Standing` behind a socket. `answer` may send something else: it gets the handler, the number and the reply."""
 
-    def __init__(self, standing: Standing, answer: Callable[[BaseHTTPRequestHandler, int, bytes], bool] | None = None,
-                 port: int = 0):
+    def __init__(self, standing: Standing, answer: Callable[[BaseHTTPRequestHandler, int, bytes], bool] | None = None):
         numbers = iter(range(1, 1 << 30))
 
         class Handler(BaseHTTPRequestHandler):
@@ -127,15 +125,9 @@ class Listening:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        for _ in range(100):  # the port of a server that has just ended
-            try:
-                self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-                break
-            except OSError:
-                time.sleep(0.1)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:

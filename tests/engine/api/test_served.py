@@ -10,7 +10,6 @@ import dflash_mcmc as dm
 from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.report.build import build
 from dflash_mcmc.store.reading import each_record
 from dflash_mcmc.store.records import key_of
 from tests import processes, runs
@@ -81,19 +80,6 @@ def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
             assert one["tokens_drawn"] == one["num_tokens"]
             assert one["bits"] == "server"
             assert "bits" not in here[key]
-
-
-@pytest.mark.slow
-def test_the_demo_is_within_the_interval_of_slots(served, make_config):
-    demo = ("experiment=demo", *runs.QUICK, "sampler.proposal_temperature=0.5")
-    here = runs.execute(make_config(*demo)).summary
-    run = runs.execute(make_config(*demo, "engine=api", f"engine.url={served}"))
-    there = run.summary
-    assert there["num_samples"] == here["num_samples"] == 64
-    assert here["accuracy_low"] <= there["accuracy"] <= here["accuracy_high"]
-    (part,) = build([run.folder.parent]).parts
-    assert [warning for warning in part.warnings if "are a server's, which names its model" in warning]
-    assert not [warning for warning in part.warnings if "differ in models" in warning]
 
 
 def test_potentials_and_votes_are_those_of_any_engine(served, make_config):

@@ -1,20 +1,11 @@
-"""Compares our attention with PyTorch's, alone and inside models."""
+"""Compares our attention with PyTorch's. What models draw with it is in `test_families.py`."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, Trajectory
-from tests.targets import FAMILIES, random_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -72,26 +63,6 @@ def test_grouped_keeps_scores_of_hundreds(dtype):
     exact = fused(*(x.double() for x in (query, key, value)), mask)
     assert (query.double() @ key.double().repeat_interleave(2, dim=1).mT).max() * 8**-0.5 > 400
     torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["grouped", "sdpa", "eager"])
-def test_every_implementation_draws_the_same(family, name):
-    model = random_model(family)
-    before = model.config._attn_implementation
-
-    def drawn(choice):
-        engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 4, 100, Options(attention=choice))
-        return next(iter(engine.run([(0, chain())]))).result.trajectory
-
-    def chain():
-        path = yield Draw(Trajectory.start(np.arange(40) % 61), 12, SamplingParams(), Key(1))
-        return ChainResult(path)
-
-    ours, theirs = drawn(name), drawn("sdpa")
-    assert ours.tokens.tolist() == theirs.tokens.tolist()
-    np.testing.assert_allclose(ours.log_p, theirs.log_p, atol=1e-4)
-    assert model.config._attn_implementation == before
 
 
 def test_auto_is_what_suits_the_device(monkeypatch):

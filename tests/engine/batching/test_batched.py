@@ -347,30 +347,6 @@ def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
         same(one, many)
 
 
-def scored(prompt, key):
-    path = yield Score(Trajectory.start(prompt), np.arange(10, 30), SamplingParams(0.8, top_k=30))
-    path = yield Draw(path.prefix(7), HORIZON, SamplingParams(0.8), key)
-    return ChainResult(path)
-
-
-@pytest.mark.slow
-def test_chains_of_different_samplers_share_a_batch(qwen3, reference):
-    """One step has different laws, sources and histories. Scores run while other chains are in progress."""
-    parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
-
-    def mixed():
-        for number, prompt in enumerate(PROMPTS[1:4]):
-            for name, sampler in SAMPLERS.items():
-                yield (number, name), sampler.chain(prompt, HORIZON, Key(3).fold_in(number, name))
-            yield (number, "score"), scored(prompt, Key(3).fold_in(number, "score"))
-
-    engine = BatchedEngine(parts, blend, 3, 180)
-    together = {done.tag: done.result for done in engine.run(mixed())}
-    for tag, chain in mixed():
-        with np.errstate(invalid="ignore"):
-            same(together[tag], reference("layer").run(chain))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_position_of_the_model_can_be_used(family):
     """The padding of a chunk may reach beyond the last position."""
@@ -419,15 +395,6 @@ def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
     assert not set(done.result.trajectory.tokens[:-1].tolist()) & set(STOPS)
 
 
-def test_forbidden_ids_are_never_drawn():
-    model = random_model("qwen3")
-    parts = LanguageModel(model, stop_ids=STOPS)
-    parts.forbid(range(20, 61))
-    engine = BatchedEngine(parts, NoBlend(), 8, 170)
-    for done in engine.run(chains(temperature(temperature=3.0))):
-        assert done.result.trajectory.tokens.max() < 20
-
-
 def test_chains_without_numbers_end_and_spoil_no_other():
     """The embedding of token 40 is NaN. A chain that reads it fails, and every other chain ends as with a sound model."""
     spoilt, sound = random_model("qwen3"), random_model("qwen3")
@@ -453,22 +420,6 @@ def test_chains_without_numbers_end_and_spoil_no_other():
                 same(done.result, good[tag].result)
 
 
-def test_a_score_without_numbers_ends_its_chain():
-    model = random_model("qwen3")
-    with torch.no_grad():
-        model.model.embed_tokens.weight[40] = torch.nan
-
-    def scored_with(token):
-        path = yield Score(Trajectory.start(PROMPTS[0]), np.array([5, token, 6]), SamplingParams())
-        return ChainResult(path)
-
-    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 1, 170)
-    done = [d for d in engine.run([(0, scored_with(40)), (1, scored_with(41))])]
-    assert done[0].result is None
-    assert "not numbers" in done[0].failure
-    assert done[1].result.trajectory.tokens.tolist() == [5, 41, 6]
-
-
 def test_more_positions_than_the_model_has_are_refused(qwen3):
     with pytest.raises(UserError, match="192"):
         BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 4, 193)
@@ -482,15 +433,3 @@ def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
     done = list(engine.run(chains(SAMPLERS["power_mh"])))
     assert len(done) == NUM_CHAINS
     assert all(d.result is None and "not numbers" in d.failure for d in done)
-
-
-def test_bfloat16_logits_are_not_rounded():
-    """The head works in float32, so log p has more digits than bfloat16 can hold."""
-    model = random_model("qwen3").to(torch.bfloat16)
-    engine = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 8, 170)
-    for done in engine.run(chains(SAMPLERS["greedy"])):
-        logits = torch.tensor(done.result.trajectory.log_p)
-        assert not torch.equal(logits.bfloat16().double(), logits)
-        sequence = np.concatenate([PROMPTS[done.tag % 5], done.result.trajectory.tokens])
-        rescored = model(input_ids=torch.from_numpy(sequence)[None])
-        assert rescored.logits.dtype == torch.bfloat16

@@ -131,15 +131,17 @@ def test_attention_without_sinks_or_soft_cap_would_be_seen(family, left_out, mon
     assert max(np.abs(path.log_p - fresh(model, path)).max() for path in paths) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("family", [*WINDOWED, "qwen3_moe", "llama_yarn"])
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_every_implementation_draws_the_same(family, name):
-    parts = LanguageModel(model_of(family), stop_ids=STOPS)
+    model = model_of(family)
+    parts, before = LanguageModel(model, stop_ids=STOPS), model.config._attn_implementation
     if name == "sdpa" and parts.changes_scores:
         with pytest.raises(ConfigError, match=r"hardware.attention: given 'sdpa'; allowed: auto, grouped, eager for a model"):
             drawn(parts, temperature(), attention=name)
     else:
         assert_near(drawn(parts, temperature(), attention=name), drawn(parts, temperature()))
+        assert model.config._attn_implementation == before
 
 
 def test_sinks_and_soft_caps_take_grouped_attention():

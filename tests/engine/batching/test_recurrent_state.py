@@ -204,24 +204,6 @@ def test_caches_are_as_large_as_predicted(qwen3_5):
     assert "; recurrent states 5.59 MB; " in planned.describe()
 
 
-@torch.inference_mode()
-def test_copies_to_the_host_and_back_take_the_states_along(qwen3_5):
-    """Each row then goes on as the first one did, from every position."""
-    feeder, states = Feeder(qwen3_5), []
-    for position, token in enumerate(TEXT):
-        states.append(feeder.state(3, position))
-        feeder.step(np.full(8, token), np.full(8, position))
-    host = feeder.cache.on_host(64)
-    host.copy(feeder.cache, 3, 0, 0, 19)
-    for row in (1, 2):
-        feeder.cache.clear(row)
-        feeder.cache.copy(host, 0, row, 0, 19)
-    for position in (19, 16, 11):
-        feeder.roll_back(np.array([0, position, position, 0, 0, 0, 0, 0]))
-        for row in (1, 2):
-            assert all(map(torch.equal, feeder.state(row, position), states[position]))
-
-
 def test_other_recurrent_layers_are_refused(qwen3_5):
     qwen3_5.config.model_type, known = "kimi_linear", qwen3_5.config.model_type
     try:

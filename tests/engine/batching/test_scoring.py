@@ -16,7 +16,7 @@ from dflash_mcmc.ops import SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.targets import FAMILIES, random_model, rows_do_not_depend_on_the_batch
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
 PROMPTS = [np.arange(1, 1 + length) for length in (5, 9, 14, 30)]
 
@@ -103,18 +103,3 @@ def test_pieces_of_different_lengths(chunk):
         (done,) = BatchedEngine(model, NoBlend(), 6, 80, options).run([(0, scored())])
         traces.append([tuple(entry.values()) for entry in done.result.trace])
     np.testing.assert_allclose(*traces, atol=1e-3, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family):
-    def scored(number):
-        path = yield Score(Trajectory.start(PROMPTS[number % 4]), np.arange(1, 4 + number), SamplingParams())
-        return ChainResult(path)
-
-    found = []
-    for slots in (8, 1):
-        engine = BatchedEngine(LanguageModel(random_model(family), stop_ids=(3,)), NoBlend(), slots, 60)
-        done = engine.run([(number, scored(number)) for number in range(8)])
-        found.append(np.concatenate([each.result.trajectory.log_p for each in sorted(done, key=lambda each: each.tag)]))
-    np.testing.assert_allclose(*found, atol=0.0 if rows_do_not_depend_on_the_batch() else 1e-4, rtol=0)

@@ -232,32 +232,6 @@ def test_prompt_lookup_reads_the_sequence(qwen3):
             assert set(block["drafted"]) <= set(known)
 
 
-class Insider(DFlashDrafter):
-    """Runs the network but returns the target's own tokens instead of its drafts. Many tokens are therefore kept."""
-
-    target_forwards = 4
-
-    def propose(self, anchors, draw):
-        super().propose(anchors, draw)
-        return SelfDrafter(self.num_drafted).propose(anchors, draw)
-
-
-@pytest.mark.parametrize("name", [
-    "greedy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("temperature", "truncated", "power_mh",
-                                                                        "power_mh_early"))])
-def test_blocks_of_which_much_is_kept(qwen3, plain, name):
-    """Accepted tokens advance the companion cache by several positions at once."""
-    for options in ({}, {"prefill_chunk": 8, "steps_between_checks": 4, "read_ahead": 2}):
-        parts = LanguageModel(qwen3, stop_ids=STOPS)
-        engine = BatchedEngine(parts, BLENDS["none"], 4, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                               match().speculation(Insider(network(qwen3), parts, 5)))
-        done = {d.tag: d for d in engine.run(chains(SAMPLERS[name]))}
-        for tag, expected in plain(name, "none").items():
-            same(done[tag].result, expected.result)
-        kept, blocks = (sum(getattr(d.cost, n) for d in done.values()) for n in ("tokens_kept", "blocks_drafted"))
-        assert kept > 0.3 * blocks
-
-
 def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block():
     maker = SimpleNamespace(speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
     state = SimpleNamespace(vocab_size=4, history=lambda batch: History(torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
@@ -295,38 +269,6 @@ def test_trace_describes_every_block(qwen3):
                     passes = [u < np.exp(p - q) for u, p, q in zip(block["accepting"], block["log_p"], block["log_q"],
                                                                    strict=True)]
                     assert block["accepted"] == ([*passes, False].index(False))
-
-
-def test_logits_that_are_no_numbers_end_the_sample(qwen3):
-    model = random_model("qwen3")
-    with torch.no_grad():
-        model.get_input_embeddings().weight[40] = torch.nan
-    done = run(model, SAMPLERS["temperature"], BLENDS["none"], match(), "self")
-    failed = [tag for tag, d in done.items() if d.result is None]
-    assert set(failed) >= {1, 6}  # the prompts that contain only this token
-    healthy = run(qwen3, SAMPLERS["temperature"], BLENDS["none"], match(), "self")
-    for tag in set(done) - set(failed):
-        same(done[tag].result, healthy[tag].result)
-
-
-def test_in_half_precision_greedy_differs_only_at_near_ties():
-    """A block and a single token use different kernels. In bfloat16 the most likely token may differ at a near tie."""
-    half = random_model("qwen3").to(torch.bfloat16)
-    plain = run_batched(half, SAMPLERS["greedy"], BLENDS["none"])
-    speculative = run(half, SAMPLERS["greedy"], BLENDS["none"], match(), "self")
-    parts = LanguageModel(half, stop_ids=STOPS)
-    for tag, done in plain.items():
-        ours, theirs = done.result.trajectory.tokens, speculative[tag].result.trajectory.tokens
-        length = min(len(ours), len(theirs))
-        different = np.flatnonzero(ours[:length] != theirs[:length])
-        if not len(different):
-            assert len(ours) == len(theirs)
-            continue
-        prefix = np.concatenate([PROMPTS[tag % len(PROMPTS)], ours[: different[0]]])
-        with torch.inference_mode():
-            logits = parts.logits(parts.decoder(input_ids=torch.from_numpy(prefix)[None]).last_hidden_state)[0, -1]
-        margin = abs(float(logits[ours[different[0]]] - logits[theirs[different[0]]]))
-        assert margin <= 8 * 2.0**-8 * float(logits.abs().max())
 
 
 @pytest.fixture(scope="module")

@@ -117,14 +117,6 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
         assert any(queries == 3 for _, queries in fed)
 
 
-@pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
-def test_a_failed_comparison_leads_to_eights(embedded, wrong, monkeypatch):
-    batched._KNOWN.clear()
-    monkeypatch.setattr(batched, wrong, lambda *given: False)
-    assert not batched.free_rows(embedded.model, steps_of(embedded.model), batched.ATTENTION)
-    batched._KNOWN.clear()
-
-
 def agreeing(subject) -> batched.EngineSteps:
     steps = steps_of(subject.model)
     if not batched.free_rows(subject.model, steps, batched.ATTENTION):
