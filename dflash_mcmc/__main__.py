@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     if text := help.text_for(arguments):
         print(text, end="")
         return
-    from dflash_mcmc.runner.commands import checked, only_shows
+    from dflash_mcmc.runner.plan import checked, only_shows
 
     command = checked(arguments)
     if only_shows(command, arguments):
@@ -55,7 +55,7 @@ def _run_single(command: Command) -> None:
 def _run_sweep(command: Command, sweep: Sweep) -> int:
     """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
     from dflash_mcmc.config.sweep import SweepOutcomes
-    from dflash_mcmc.runner.commands import print_plan
+    from dflash_mcmc.runner.plan import print_plan
 
     print_plan(command)
     tables: Tables = {}

@@ -43,7 +43,7 @@ def run(*overrides: str, **fields: Any) -> RunResult:
     Raises:
         UserError: for what the command line refuses, with its message, and for overrides that are not one run.
     """
-    from dflash_mcmc.runner.commands import checked
+    from dflash_mcmc.runner.plan import checked
 
     if not all(isinstance(text, str) for text in overrides):
         raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "
@@ -73,7 +73,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
         UserError: for what the command line refuses, for a search, and after the last point if some have failed.
     """
     from dflash_mcmc.config.sweep import SweepOutcomes
-    from dflash_mcmc.runner.commands import checked
+    from dflash_mcmc.runner.plan import checked
 
     command = checked(["-m", *overrides, *(_swept(name, value) for name, value in fields.items())])
     points, only_shown = command.sweep, any(job.config.dry_run or job.config.show for job in command.jobs)

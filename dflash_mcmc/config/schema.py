@@ -61,7 +61,7 @@ class Paths:
 
 @dataclass(slots=True, kw_only=True)
 class Assumed:
-    """Assumptions of an estimate (`runner/estimate.py`), which draws nothing."""
+    """Assumptions of an estimate (`runner/plan.py`), which draws nothing."""
 
     prompt_length: int = runtime(100, "mean length of a prompt in tokens", ge=1)
     answer_length: float = runtime(0.6, "mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)

@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> None:
 
 def _submit(overrides: list[str]) -> None:
     from dflash_mcmc.grid.submission import submit
-    from dflash_mcmc.runner.commands import checked, only_shows
+    from dflash_mcmc.runner.plan import checked, only_shows
 
     arguments = ["-m", "hydra/launcher=slurm", *expand(overrides)]
     command = checked(arguments)

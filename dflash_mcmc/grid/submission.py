@@ -25,7 +25,8 @@ from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.process import ranks
-from dflash_mcmc.runner import estimate, tasks_of
+from dflash_mcmc.runner import tasks_of
+from dflash_mcmc.runner.plan import table
 from dflash_mcmc.store.described import object_if_readable
 from dflash_mcmc.store.reading import each_of_file
 from dflash_mcmc.store.records import SampleKey, key_of
@@ -54,7 +55,7 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
     cluster.check(launcher.partition)
     _submitit()
     planned = plan(command.jobs)
-    print(estimate.of(command))
+    print(table(command))
     shards = _shards([each.num_pending for each in planned], launcher)
     _say_complete(planned)
     if not shards:

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same, ways
@@ -201,13 +201,13 @@ def test_a_longer_prompt_is_refused_before_anything_is_loaded(make_config):
     config = make_config(*GIVEN, "blend.prompt='{question}{question}{question}{question}'")
     with pytest.raises(ConfigError, match=r"blend.prompt: given '.*; allowed: null, or a text whose prompt is not longer than "
                        r"the problem's and ends in the same token \(that of problem .* has \d+ tokens, and the first \d+\)"):
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
 
 
 def test_another_last_token_is_refused(make_config):
     config = make_config(*GIVEN, "model.chat=false", "blend.prompt='{question} 7'", "dataset.prompt='Well, then: {question}'")
     with pytest.raises(ConfigError, match=r"has another last token than the first\)"):
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
 
 
 ROWS = [{"context": "Write 7 after =.", "ask": "1 + 1 =", "answer": "2"},
@@ -240,17 +240,17 @@ def test_the_second_prompt_of_a_row(make_config, rows):
 def test_a_row_without_a_second_question_is_refused(make_config, rows):
     with pytest.raises(ConfigError, match=r"blend.prompt: given '\{second\}'; allowed: a text without \{second\}, or a "
                        r"dataset with dataset.second_template="):
-        preflight.check([Job(make_config(*rows, "dataset.second_template=null"))])
+        plan.check([Job(make_config(*rows, "dataset.second_template=null"))])
     with pytest.raises(UserError, match=r"rows.jsonl: line 1 lacks the field 'bare'"):
-        preflight.check([Job(make_config(*rows, "dataset.second_template='{{ bare }}'"))])
+        plan.check([Job(make_config(*rows, "dataset.second_template='{{ bare }}'"))])
 
 
 def test_equal_first_prompts_with_different_second_ones_are_refused(make_config, rows):
     """An engine knows a second prompt by the tokens of the first."""
     same = [*rows, "dataset.question_template='1 + 1 = 2, so what is 2 + 2?'"]
     with pytest.raises(ConfigError, match=r"the same second one \(problems 00000 and 00001 differ only in the second\)"):
-        preflight.check([Job(make_config(*same))])
-    preflight.check([Job(make_config(*same, "dataset.second_template=same"))])
+        plan.check([Job(make_config(*same))])
+    plan.check([Job(make_config(*same, "dataset.second_template=same"))])
 
 
 def test_what_has_no_second_prompts_is_refused(make_config, qwen3):

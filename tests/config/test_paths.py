@@ -13,7 +13,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command, prepare
 from dflash_mcmc.config.identity import identity_of, point_labels, run_folder
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.runner.commands import checked
+from dflash_mcmc.runner.plan import checked
 from tests.refusals import refused
 
 ASSETS = PACKAGE / "assets"

@@ -17,7 +17,7 @@ from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.engine.vllm import core, starting
 from dflash_mcmc.engine.vllm.core import CONFIG, VllmSettings
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import estimate
+from dflash_mcmc.runner import plan
 from tests.refusals import refused
 
 SMALL = ("engine=vllm", "sampler=greedy", "hardware.device=cpu")
@@ -81,7 +81,7 @@ def test_the_target_has_the_stop_ids_and_ids_of_the_loaded_model(make_config):
 @pytest.mark.parametrize("experiment", ["guided_power_sampling", "power_sampling_paper"])
 def test_the_experiments_compose_and_are_estimated(experiment):
     command = check_command([f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps"])
-    assert "ps_vllm" in estimate.of(command)
+    assert "ps_vllm" in plan.table(command)
 
 
 @pytest.mark.parametrize(("experiment", "dataset"), [
@@ -114,7 +114,7 @@ def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experi
 
 def _memory_line(*overrides: str) -> str:
     """The line on memory that a dry run prints."""
-    shown = estimate.of(check_command([*overrides, "dry_run=true"]))
+    shown = plan.table(check_command([*overrides, "dry_run=true"]))
     return next(line for line in shown.splitlines() if line.startswith("memory"))
 
 
@@ -122,11 +122,11 @@ def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
     config, shared = (make_config(*SMALL, "hardware.num_slots=4", f"engine.pipeline_parallel_size={n}") for n in (1, 2))
     line = config.engine.memory_note(config)
     assert "keys and values of 4 requests, " in line
-    assert line in estimate.of(check_command([*SMALL, "dry_run=true", "hardware.num_slots=4"]))
+    assert line in plan.table(check_command([*SMALL, "dry_run=true", "hardware.num_slots=4"]))
     whole, half = (starting.plan_cache(one.engine, one, one.model.shape("cpu")) for one in (config, shared))
     assert (whole.token_bytes, whole.weights) == (2 * half.token_bytes, 2 * half.weights)
     with pytest.raises(UserError, match=r"hardware.memory_gb: given 0.0001; allowed: at least 0.00\d+, the keys and values"):
-        estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
+        plan.table(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
 
 
 def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):

@@ -23,7 +23,7 @@ from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model import files
 from dflash_mcmc.model.files import stop_ids_of
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from tests.bench import random_weights
 from tests.model.damage import all_ways
 from tests.model.trying import Tried, tried
@@ -48,7 +48,7 @@ def refuses(make_config, checkpoint, tmp_path):
 
     def expect(*parts: str) -> None:
         with refused(*parts, start="model."):
-            preflight.check([Job(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))])
+            plan.check([Job(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))])
         assert not list(tmp_path.glob("default/*"))
 
     return expect
@@ -286,7 +286,7 @@ def planted(tmp_path):
 def refused_or_run(config) -> str | None:
     """The line of a refusal; None if it ran."""
     try:
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
         execute(config)
     except UserError as error:
         return str(error)

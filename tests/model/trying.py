@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from tests.composing import composed
 from tests.model.damage import CANARY, PROBLEMS, TARGET, Damage, all_ways, damaged
 from tests.runs import execute
@@ -72,7 +72,7 @@ def _outcome(damage: Damage, checkpoint: Path, outputs: Path) -> tuple[str, str]
         problem = ["dataset=jsonl", f"dataset.path={text}", "dataset.id_field=id"]
     try:
         config = composed(outputs, *path, *problem, "sampler=greedy", "dataset.max_new_tokens=4")
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
         execute(config)
     except UserError as error:
         return ("fault", f"more than a line: {error}") if "\n" in str(error) else ("refused", str(error))

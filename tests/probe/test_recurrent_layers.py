@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from tests.checkpoints import hybrid_pair
 from tests.composing import composed
 from tests.probes import measured
@@ -37,7 +37,7 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_measures_it(tmp_path, pair, name):
     config = composed(tmp_path, *pair, f"probe={name}", *SMALL, *PROBES[name])
-    preflight.check([Job(config, (), {})])
+    plan.check([Job(config, (), {})])
     found = measured(config)
     assert len(found) == len(config.probe.units(config)) > 0
     assert not any({"skipped", "failure"} & record.keys() for record in found)
@@ -48,4 +48,4 @@ def test_continuations_that_are_read_together_are_refused_before_the_start(tmp_p
     config = composed(tmp_path, *pair, "probe=speculative_mcmc", *SMALL)
     config = dataclasses.replace(config, probe=dataclasses.replace(config.probe, **changes))
     with pytest.raises(UserError, match=r"^probe: given one that reads many continuations .* states a mask cannot share"):
-        preflight.check([Job(config, (), {})])
+        plan.check([Job(config, (), {})])

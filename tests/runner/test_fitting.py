@@ -10,9 +10,9 @@ import pytest
 import dflash_mcmc
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
-from dflash_mcmc.runner import estimate
-from dflash_mcmc.runner.commands import checked
+from dflash_mcmc.runner import plan
 from dflash_mcmc.runner.fitting import fit
+from dflash_mcmc.runner.plan import checked
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
@@ -67,7 +67,7 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
 def test_a_dry_run_counts_the_cost_of_the_problems_that_fit(problems, method):
     """Its table is that of the problems that fit alone, whose estimates are all the same."""
     def rows(*ids: str) -> list[str]:
-        shown = estimate.of(checked([*method, problems, "dataset.id_field=id", "tracker=none", "dry_run=true", *ids]))
+        shown = plan.table(checked([*method, problems, "dataset.id_field=id", "tracker=none", "dry_run=true", *ids]))
         return shown.split("\n\n")[0].splitlines()
 
     assert rows() == rows("dataset.ids=[a,b]") != rows("dataset.ids=[a]")

@@ -19,7 +19,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import commands, loop
+from dflash_mcmc.runner import loop, plan
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
@@ -166,7 +166,7 @@ def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
     """A launcher ends all processes with the first that goes: one that told nothing and went took the message with it."""
     entrypoint, told = importlib.import_module("dflash_mcmc.__main__"), []
     # Not time.sleep itself: threads of other tests, as a tracker's, sleep too.
-    monkeypatch.setattr(commands, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
+    monkeypatch.setattr(plan, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
     for rank, waited, before in (("1", [(60.0, "")], "error (process 1): "), ("0", [], "error: ")):
         told.clear()
         monkeypatch.setenv("RANK", rank)

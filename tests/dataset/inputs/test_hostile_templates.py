@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from dflash_mcmc.config.schema import PACKAGE, Job
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from tests.refusals import refused
 
 
@@ -21,5 +21,5 @@ def test_templates_that_fail(make_config, tmp_path, template, error):
     checkpoint = shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
     (checkpoint / "chat_template.jinja").write_text(template)
     with refused(error, "; allowed: ", start="model.chat: the tokenizer's chat template refuses the conversation of user"):
-        preflight.check([Job(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))])
+        plan.check([Job(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))])
     assert not list(tmp_path.glob("default/*"))

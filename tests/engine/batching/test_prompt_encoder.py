@@ -9,7 +9,7 @@ import transformers
 
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from tests.refusals import refused
 from tests.runs import execute
 
@@ -71,7 +71,7 @@ def test_a_question_that_cannot_fit_is_one_line(make_config, tmp_path, length):
     (tmp_path / "long.jsonl").write_text(json.dumps({"question": "a" * length, "answer": "1"}))
     config = make_config("dataset=jsonl", f"dataset.path={tmp_path / 'long.jsonl'}", "sampler=greedy")
     with refused("; allowed: at most ", start=f"prompt: given a text of {length // 1_000_000},0"):
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
     with refused("; allowed: at most ", start=f"prompt: given a text of {length // 1_000_000},0"):
         execute(config)
     assert not list(tmp_path.glob("default/*"))

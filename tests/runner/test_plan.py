@@ -17,9 +17,9 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching import plan
+from dflash_mcmc.engine.batching import plan as memory
 from dflash_mcmc.errors import note
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 from dflash_mcmc.store.schema import to_line
 from tests.report.folders import record
 
@@ -105,20 +105,20 @@ def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
     error = refused(capsys, "-m", *few, "hardware.memory_gb=100,0.00001")
     assert "hardware.memory_gb: given 1e-05; allowed: at least 0.0" in error
     assert error.endswith("(the point hardware.memory_gb=1e-05)")
-    monkeypatch.setattr(plan, "free_bytes", lambda _: 20_000_000)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 20_000_000)
     assert "90 % of what is free" in refused(capsys, *few, "hardware.device=cpu")
 
 
 def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
     jobs = [Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true", "hardware.memory_gb=2", *more))
             for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("num_chains=9",))]
-    slots = [preflight.check([job])[0] for job in jobs]
+    slots = [plan.check([job])[0] for job in jobs]
     assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
     assert all(line.startswith("memory: weights 6.5") for line in slots)
     layers = "the loop of this package, where Triton is installed"  # of another machine, which may have a GPU
     assert all(line.endswith(f" of 2.00 GB\nlayers: {layers}") for line in slots)
-    assert preflight.check(jobs)[0] == slots[1]
-    assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))])[0] is None
+    assert plan.check(jobs)[0] == slots[1]
+    assert plan.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))])[0] is None
 
 
 def test_a_head_without_a_copy_takes_less_memory(make_config):
@@ -137,10 +137,10 @@ def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
     longest = max(map(len, prompts.values()))
     _, planned = slots.memory_plan(config, shape, longest, 198, None)
-    monkeypatch.setattr(plan, "free_bytes", lambda _: planned.total / 0.9 + 1e6)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: planned.total / 0.9 + 1e6)
     slots.memory_plan(config, shape, longest, 198, None)
-    with pytest.raises(preflight.UserError, match="slots"):
-        preflight.check([Job(config)])
+    with pytest.raises(plan.UserError, match="slots"):
+        plan.check([Job(config)])
 
 
 def test_empty_selections_and_files_that_are_not_there_are_refused(capsys, tmp_path):
@@ -165,9 +165,9 @@ def test_points_share_what_is_read_and_what_is_not_here_is_said(make_config, mon
 
     monkeypatch.setattr(dataset, "problems", counted("problems", dataset.problems))
     monkeypatch.setattr(model, "tokenizer", counted("tokenizer", model.tokenizer))
-    preflight.check([Job(config) for config in configs])
+    plan.check([Job(config) for config in configs])
     assert made == {"problems": 1, "tokenizer": 1}
-    preflight.check([Job(make_config("model=hf", "model.path=nobody/absent", "condition=greedy", "draft=none"))])
+    plan.check([Job(make_config("model=hf", "model.path=nobody/absent", "condition=greedy", "draft=none"))])
     assert "config.json of nobody/absent is not in the cache" in capsys.readouterr().err
 
 
@@ -182,7 +182,7 @@ def test_plan_without_weights_is_the_plan_of_the_loaded_pair(make_config, monkey
         model.vocab_size, model.max_positions, model.cache_shape, model.dtype)
     assert shape.num_parameters == sum(weight.numel() for weight in {*model.decoder.parameters(), *model.head.parameters()})
     config.draft.check_target(shape)
-    monkeypatch.setattr(plan, "free_bytes", lambda _: 10**10)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**10)
     assert slots.memory_plan(config, shape, 100, 50, config.draft.size()) == slots.memory_plan(
         config, model, 100, 50, config.draft.load(model))
 
@@ -193,12 +193,12 @@ def test_weights_that_are_not_here_are_counted_from_the_configuration(make_confi
     shutil.copytree(whole.model.path, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     lacking = dataclasses.replace(whole, model=dataclasses.replace(whole.model, path=str(folder)))
     assert lacking.model.shape("cpu").num_parameters == whole.model.shape("cpu").num_parameters
-    told = [preflight.check([Job(config)])[0] for config in (whole, lacking)]
+    told = [plan.check([Job(config)])[0] for config in (whole, lacking)]
     assert told[0] == told[1]
     assert "weights " in told[1]
     note.cache_clear()
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", lambda *_, **__: 1 / 0)
-    assert "weights" not in preflight.check([Job(lacking)])[0]
+    assert "weights" not in plan.check([Job(lacking)])[0]
     assert "memory: the size of the weights is not known" in capsys.readouterr().err
 
 
@@ -214,7 +214,7 @@ def test_a_complete_run_reads_nothing_of_the_model(make_config, monkeypatch):
     for content, expected in (("".join(lines), []), ("".join(lines[1:]), ["cpu"]), ("{}\n", ["cpu"])):
         (folder / "records.jsonl").write_text(content)
         read.clear()
-        preflight.check([Job(config)])
+        plan.check([Job(config)])
         assert read == expected
 
 
@@ -227,9 +227,9 @@ def test_neither_a_complete_run_nor_a_dry_run_imports_pytorch(make_config, tmp_p
     code = f"""
 import sys
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import plan
 for more in ([], ["dry_run=true"], ["num_chains=2"]):
-    preflight.check(check_command([*{given!r}, *more]).jobs)
+    plan.check(check_command([*{given!r}, *more]).jobs)
     print("transformers" in sys.modules, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
