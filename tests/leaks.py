@@ -1,7 +1,7 @@
 """Every test leaves the process as it found it: a guard that compares the process before and after each test.
 
 tests/conftest.py imports the two fixtures, which makes them run for every test. A test that changes the process fails in its
-teardown with a line for each change. The guard then undoes the change, so that only the culprit fails.
+teardown with a line for each change.
 
 The function guard is the first fixture of a test to start and the last one to end, so fixtures of wider scope may change the
 process for their scope. The module guard compares the process around a module in the same way. It sees what module-scoped
@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -41,14 +40,6 @@ THREAD_SECONDS = 2.0
 """Time for a thread that a test has stopped to end."""
 
 
-class Trait(NamedTuple):
-    """A part of the process's state."""
-
-    read: Callable[[], object]
-    restore: Callable[[object], object]
-    """Brings back a state that was read."""
-
-
 def _imported(package: str, read: Callable[[object], object]) -> Callable[[], object]:
     """Reads a state from a package if the process has imported it."""
 
@@ -63,12 +54,6 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
 
 
-def _set_environment(state: dict[str, str]) -> None:
-    for name in _environment().keys() - state.keys():
-        del os.environ[name]
-    os.environ.update(state)
-
-
 def _folder() -> str | None:
     try:
         return os.getcwd()
@@ -80,19 +65,9 @@ def _handlers() -> dict[signal.Signals, object]:
     return {number: signal.getsignal(number) for number in _SIGNALS}
 
 
-def _set_handlers(state: dict[signal.Signals, object]) -> None:
-    for number, handler in state.items():
-        if signal.getsignal(number) is not handler and handler is not None:
-            signal.signal(number, handler)
-
-
-_reported: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads that a test has failed for: they cannot be ended, and no later test fails for them."""
-
-
 def _threads() -> dict[threading.Thread, str]:
     return {thread: f"{thread.name}{' (daemon)' if thread.daemon else ''}" for thread in threading.enumerate()
-            if thread not in _reported and not thread.name.startswith(tuple(LIBRARY_THREADS))
+            if not thread.name.startswith(tuple(LIBRARY_THREADS))
             and type(thread).__name__ not in LIBRARY_THREADS}
 
 
@@ -102,38 +77,9 @@ def _umask() -> int:
     return state
 
 
-def _set_filters(state: list) -> None:
-    warnings.filters[:] = state
-    warnings._filters_mutated()
-
-
-def _hydra(module: object) -> bool:
-    return module.GlobalHydra.instance().is_initialized()
-
-
-def _set_hydra(state: bool) -> None:
-    if not state:
-        sys.modules["hydra.core.global_hydra"].GlobalHydra.instance().clear()
-
-
 def _numpy_random(module: object) -> tuple:
     name, words, *rest = module.get_state()
     return name, words.tobytes(), *rest
-
-
-def _set_numpy_random(state: tuple) -> None:
-    numpy = sys.modules["numpy"]
-    name, words, *rest = state
-    numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
-
-
-def _torch_random(torch: object) -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _set_torch_random(state: bytes) -> None:
-    torch = sys.modules["torch"]
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _torch_settings(torch: object) -> dict[str, object]:
@@ -141,64 +87,50 @@ def _torch_settings(torch: object) -> dict[str, object]:
             "grad mode": torch.is_grad_enabled(), "deterministic": torch.are_deterministic_algorithms_enabled()}
 
 
-def _set_torch(state: dict[str, object]) -> None:
-    torch = sys.modules["torch"]
-    torch.set_default_dtype(state["default dtype"])
-    torch.set_num_threads(state["number of threads"])
-    torch.set_grad_enabled(state["grad mode"])
-    torch.use_deterministic_algorithms(state["deterministic"])
-
-
 _SIGNALS = sorted(signal.valid_signals())
-TRAITS = {
-    "environment": Trait(_environment, _set_environment),
-    "working folder": Trait(_folder, os.chdir),
-    "signal handlers": Trait(_handlers, _set_handlers),
-    "threads": Trait(_threads, lambda state: _reported.update(_threads().keys() - state.keys())),
-    "sys.path": Trait(lambda: list(sys.path), lambda state: sys.path.__setitem__(slice(None), state)),
-    "umask": Trait(_umask, os.umask),
-    "warnings filters": Trait(lambda: list(warnings.filters), _set_filters),
-    "random state of random": Trait(random.getstate, random.setstate),
-    "random state of numpy": Trait(_imported("numpy.random", _numpy_random), _set_numpy_random),
-    "random state of torch": Trait(_imported("torch", _torch_random), _set_torch_random),
-    "torch": Trait(_imported("torch", _torch_settings), _set_torch),
-    "hydra": Trait(_imported("hydra.core.global_hydra", _hydra), _set_hydra),
-    "matplotlib rcParams": Trait(
-        _imported("matplotlib", lambda module: dict(dict.items(module.rcParams))),
-        lambda state: dict.update(sys.modules["matplotlib"].rcParams, state)),
+TRAITS: dict[str, Callable[[], object]] = {
+    "environment": _environment, "working folder": _folder, "signal handlers": _handlers, "threads": _threads,
+    "sys.path": lambda: list(sys.path), "umask": _umask, "warnings filters": lambda: list(warnings.filters),
+    "random state of random": random.getstate,
+    "random state of numpy": _imported("numpy.random", _numpy_random),
+    "random state of torch": _imported("torch", lambda torch: torch.get_rng_state().numpy().tobytes()),
+    "torch": _imported("torch", _torch_settings),
+    "hydra": _imported("hydra.core.global_hydra", lambda module: module.GlobalHydra.instance().is_initialized()),
+    "matplotlib rcParams": _imported("matplotlib", lambda module: dict(dict.items(module.rcParams))),
 }
+"""The parts of the process's state that are compared, and how each is read."""
+_told = set[str]()
+"""Parts that a test of this module has failed for. What it has left is not told again of the module's fixtures."""
 
 
 class Snapshot(NamedTuple):
     """The state of the process."""
 
     states: dict[str, object]
-    """Of every trait."""
+    """Of every part."""
     modules: int
     """The number of imported modules."""
 
 
 def snapshot() -> Snapshot:
     """The present state of the process."""
-    return Snapshot({name: trait.read() for name, trait in TRAITS.items()}, len(sys.modules))
+    return Snapshot({name: read() for name, read in TRAITS.items()}, len(sys.modules))
 
 
-def changes(before: Snapshot) -> list[str]:
-    """A line for each trait that has changed since a snapshot. The change is undone where that is possible."""
-    lines = []
+def changes(before: Snapshot) -> dict[str, str]:
+    """What has changed since a snapshot, by part."""
+    found = {}
     for name, old in before.states.items():
-        new = TRAITS[name].read()
+        new = TRAITS[name]()
         if old is ABSENT or new is ABSENT or new == old:
             continue
         if name == "warnings filters" and len(sys.modules) > before.modules:
             continue  # packages add filters when they are imported, and pytest removes them after the test
         if name == "threads":
             new = _running(old)
-        difference = _difference(name, old, new)
-        if difference:
-            lines.append(f"{name}: {difference}")
-            TRAITS[name].restore(old)
-    return lines
+        if difference := _difference(name, old, new):
+            found[name] = difference
+    return found
 
 
 def _running(old: dict[threading.Thread, str]) -> dict[threading.Thread, str]:
@@ -235,9 +167,11 @@ def _guarded(culprit: str, *without: str) -> Iterator[None]:
     for name in without:
         del before.states[name]
     yield
-    lines = changes(before)
-    if lines:
-        pytest.fail("\n".join([f"{culprit} leaves the process changed:", *(f"  {line}" for line in lines)]), pytrace=False)
+    found = {name: difference for name, difference in changes(before).items() if not without or name not in _told}
+    _told.update(found)
+    if found:
+        pytest.fail("\n".join([f"{culprit} leaves the process changed:", *(f"  {name}: {difference}" for name, difference in
+                                                                           found.items())]), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -249,4 +183,5 @@ def guard_of_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def guard_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the last test of a module whose fixtures leave the process changed."""
+    _told.clear()
     yield from _guarded(f"a fixture of {request.node.nodeid}", "threads", "warnings filters")

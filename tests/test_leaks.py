@@ -60,13 +60,13 @@ import pytest
 
 @pytest.fixture(scope="module")
 def forgets():
-    os.environ["PLANTED"] = "1"
+    os.environ["FORGOTTEN"] = "1"
 
 def test_first(forgets):
     pass
 
 def test_last():
-    assert os.environ["PLANTED"]
+    assert os.environ["FORGOTTEN"]
 '''
 
 
@@ -106,7 +106,7 @@ def test_a_leak_is_caught_and_its_test_named(name, printed):
 
 def test_nothing_else_is_named(printed):
     assert printed.count("leaves the process changed:\n") == len(PLANTED) + 1
-    assert "a fixture of test_module.py leaves the process changed:\n  environment: PLANTED unset -> '1'\n" in printed
+    assert "a fixture of test_module.py leaves the process changed:\n  environment: FORGOTTEN unset -> '1'\n" in printed
     assert "ERROR test_planted.py::test_clean" not in printed
     assert "PASSED test_planted.py::test_clean" in printed
     assert "ERROR test_module.py::test_last - " in printed

@@ -19,12 +19,10 @@ from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft
 from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_refine import DraftRefine
-from tests.blend.test_model import held_by
 from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -40,7 +38,7 @@ from tests.engine.batching.test_batched import (
 from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_slotwise import LAW, RULES
-from tests.engine.speculative.test_speculator import match, reject
+from tests.engine.speculative.test_speculator import match
 from tests.runs import execute, records_of
 from tests.speculation import speculative_error
 from tests.targets import random_model
@@ -130,36 +128,6 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
     all_same(run(hybrid, "power_mh", match()), expected)
 
 
-@pytest.mark.parametrize("settings", [{}, {"slots": 3}], ids=str)
-@pytest.mark.parametrize("sampler", ["power_mh", pytest.param("csmc", marks=pytest.mark.slow)])
-def test_drafts_are_those_of_the_definition(qwen3, monkeypatch, sampler, settings):
-    """Even after roll-backs, copies and moves of the cache."""
-    seen, propose, published = [], EagleDrafter.propose, Published(made(), qwen3)
-
-    def keep(self, anchors, draw):
-        drafted = []
-
-        def keeping(logits, first):
-            for row in anchors.live.nonzero()[:, 0].tolist():
-                before = tuple(anchors.tokens[row, : int(anchors.position[row]) + 1].tolist())
-                seen.append((before, tuple(int(tokens[row, 0]) for tokens in drafted), logits[row, 0].clone()))
-            drafted.append(draw(logits, first))
-            return drafted[-1]
-        return propose(self, anchors, keeping)
-
-    monkeypatch.setattr(EagleDrafter, "propose", keep)
-    monkeypatch.setattr(EagleDrafter, "reads_tokens", True)  # so that the rows' tokens are there to be looked at
-    run(qwen3, sampler, reject(), **settings)
-    assert len(seen) > 300
-    checked = [(published.logits(before, drafted), found.numpy()) for before, drafted, found in seen[:: len(seen) // 60]
-               if len(before) > 1]
-    assert len(checked) > 50
-    for expected, found in checked:
-        assert np.array_equal(np.isfinite(found), np.isfinite(expected))
-        here = np.isfinite(expected)
-        assert np.abs(found[here] - expected[here]).max() < 1e-3
-
-
 DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": DraftRefine(num_blocks=3, num_steps=2),
            "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
 
@@ -185,15 +153,6 @@ def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
                 logits = published.logits(tokens[: len(tokens) - slot + 1], tokens[len(tokens) - slot + 1 :]) / 0.7
                 log_q = torch.log_softmax(torch.from_numpy(logits), dim=-1)[path.tokens[at]]
                 assert abs(path.log_q[at] - float(log_q)) < 1e-3
-
-
-def test_the_plan_counts_the_drafts_cache(qwen3):
-    parts = LanguageModel(qwen3, stop_ids=STOPS)
-    drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
-    engine = BatchedEngine(parts, BLENDS["none"], 12, LENGTH, Options(), None, match().speculation(drafter))
-    work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
-    found, without = predict(work, 12), predict(work._replace(drafter=DraftSize(NUM_DRAFTED)), 12)
-    assert found.caches == held_by(engine, NUM_DRAFTED) > without.caches
 
 
 def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path, monkeypatch):

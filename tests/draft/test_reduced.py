@@ -21,7 +21,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.testing import (
     Target,
@@ -31,7 +30,7 @@ from dflash_mcmc.testing import (
     transition_matrix,
 )
 from tests.draft.network.test_checkpoint import SMALL, assert_one_line, change_tensors, write_config, written
-from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
+from tests.engine.speculative.slotwise_drafts import Forced, ModelTable, small_table
 from tests.engine.speculative.test_slotwise import RULES
 from tests.laws import product_law
 from tests.runs import execute, records_of
@@ -174,6 +173,10 @@ def test_logits_by_hand(changes):
     assert np.allclose(found, expected, atol=3e-5)
 
 
+class _ForcedDrafter(Forced, DFlashDrafter):
+    pass
+
+
 class ReducedDraft(TabularDraft):
     """A `DFlashDrafter` as the draft of a tabular engine. Its laws are those that `propose` gives to the engine."""
 
@@ -191,18 +194,6 @@ class ReducedDraft(TabularDraft):
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
         return self.slots(prefix)[len(drafted)]
-
-
-class _ForcedDrafter(DFlashDrafter):
-    """Reads `prefix` by teacher forcing instead of a cache."""
-
-    prefix: tuple[int, ...] = ()
-
-    def hidden(self, anchors: Anchors) -> torch.Tensor:
-        tokens = torch.tensor([self.prefix])
-        reading = sequences.read(self.target, tokens, self.tapped_layers)
-        return sequences.drafted(self.network, self.target, reading.features(self.target, self.tapped_layers), tokens,
-                                 torch.tensor([len(self.prefix)]), torch.tensor([[len(self.prefix) - 1]]))[0]
 
 
 IDS = [2, 0]

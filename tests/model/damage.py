@@ -20,8 +20,6 @@ from dflash_mcmc.config.schema import PACKAGE
 ASSETS = PACKAGE / "assets"
 TARGET, DRAFTS = "tiny", ("tiny_draft", "tiny_dspark", "tiny_dflash2")
 WEIGHTS = "model.safetensors"
-CANARY = "canary"
-"""The file beside the checkpoint that planted code writes."""
 _OTHERS = (None, "x", "", -1, 0, 1, 2, 7, 1.5, 1e-30, 1e300, 2**31, 2**62, 10**40, True, False, [], {}, [0], ["x"], {"x": 0},
            [None], [[1]], float("nan"), float("inf"), "../x", "\x00", "float16", "x" * 5000)
 _HEADERS = (None, -1, 0, 1.5, 2**62, "F64", "I8", "x", [], {}, [0], [0, 0], [-1, 2], [2**62, 2**62], ["a", "b"], "BOOL")
@@ -55,7 +53,7 @@ class Damage(NamedTuple):
 def all_ways(seed: int, count: int) -> list[Damage]:
     """`count` damages in a random order, from all kinds for the target and for each draft. At most those that there are."""
     chosen = random.Random(seed)
-    found = [*_planted(), *(damage for checkpoint in (TARGET, *DRAFTS) for damage in (
+    found = [*(damage for checkpoint in (TARGET, *DRAFTS) for damage in (
         *_values(checkpoint, chosen), *_headers(checkpoint, chosen), *_bytes(checkpoint, chosen), *_files(checkpoint))),
              *_templates(chosen), *_tokenizers(chosen), *_problems(chosen)]
     chosen.shuffle(found)
@@ -233,23 +231,3 @@ def _problems(chosen: random.Random) -> list[Damage]:
     lines += [json.dumps({key: each for key, each in good.items() if key != name}).encode() for name in good]
     lines += [bytes(chosen.choices(range(256), k=40)) for _ in range(10)] + list(_TEXTS)
     return [Damage(f"problem {line[:60]!r}", TARGET, partial(write, line)) for line in lines]
-
-
-def _planted() -> list[Damage]:
-    """Code of the checkpoint's own that its configurations name. It would write `CANARY` beside the checkpoint."""
-    def plant(file: str, values: dict[str, Any], folder: Path) -> None:
-        code = f"open({str(folder.parent / CANARY)!r}, 'w').write('run')\n"
-        for name in ("own.py", "modeling_own.py", "tokenization_own.py", "__init__.py"):
-            (folder / name).write_text(code)
-        (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **values}))
-
-    maps = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoModel": "own.Model",
-            "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
-    changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("config.json", {"auto_map": maps}), ("config.json", {"auto_map": maps, "model_type": "own"}),
-        ("config.json", {"auto_map": maps, "architectures": ["Own"]}), ("tokenizer_config.json", {"auto_map": maps}),
-        ("tokenizer_config.json", {"auto_map": maps, "tokenizer_class": "OwnTokenizer"}),
-        ("generation_config.json", {"custom_generate": "own.py", "auto_map": maps}))
-    return [*(Damage(f"planted {file} {list(values)}", TARGET, partial(plant, file, values)) for file, values in changes),
-            *(Damage(f"planted {file} {list(values)}", draft, partial(plant, file, values))
-              for draft in DRAFTS for file, values in changes[:3])]

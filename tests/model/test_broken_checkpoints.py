@@ -226,7 +226,7 @@ def test_a_tokenizer_larger_than_the_vocabulary(make_config, checkpoint, refuses
         dm.sample(str(checkpoint), None, [[1, 300]], sampler="greedy", max_new_tokens=2)
 
 
-# Checkpoints with random damage: a run ends in a result or in one line, in bounded time, and never runs planted code.
+# Checkpoints with random damage: a run ends in a result or in one line, in bounded time.
 
 SEED = 22
 SHORT, LONG = 12, 700
@@ -278,11 +278,6 @@ def canary(tmp_path):
     return tmp_path / "canary"
 
 
-@pytest.fixture
-def planted(tmp_path):
-    return shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
-
-
 def refused_or_run(config) -> str | None:
     """The line of a refusal; None if it ran."""
     try:
@@ -309,26 +304,26 @@ def test_the_payloads_work(canary):
     ("config.json", {"AutoConfig": "planted.Config", "AutoModelForCausalLM": "planted.Model"}),
     ("tokenizer_config.json", {"AutoTokenizer": ["planted.Slow", "planted.Fast"]})])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_code_of_a_checkpoint(make_config, planted, canary, file, classes, known):
-    (planted / "planted.py").write_text(code(canary))
+def test_code_of_a_checkpoint(make_config, checkpoint, canary, file, classes, known):
+    (checkpoint / "planted.py").write_text(code(canary))
     for name in {"config.json", file}:
-        values = json.loads((planted / name).read_text())
+        values = json.loads((checkpoint / name).read_text())
         more = {"auto_map": classes} if name == file else {}
         if not known:
             more |= {"model_type": "planted"} if name == "config.json" else {"tokenizer_class": "Planted"}
-        (planted / name).write_text(json.dumps({**values, **more}))
-    line = refused_or_run(make_config(f"model.path={planted}", "sampler=greedy", "dataset.limit=1"))
+        (checkpoint / name).write_text(json.dumps({**values, **more}))
+    line = refused_or_run(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
     assert known or (line is not None and line.startswith("model.path: cannot load") and "\n" not in line)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "training_args.bin"])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside weights"])
-def test_pickles_of_a_checkpoint(make_config, planted, canary, name, alone):
-    (planted / name).write_bytes(pickle.dumps({"model.norm.weight": _Payload(f"touch '{canary}'")}))
+def test_pickles_of_a_checkpoint(make_config, checkpoint, canary, name, alone):
+    (checkpoint / name).write_bytes(pickle.dumps({"model.norm.weight": _Payload(f"touch '{canary}'")}))
     if alone:
-        (planted / "model.safetensors").unlink()
-    line = refused_or_run(make_config(f"model.path={planted}", "sampler=greedy", "dataset.limit=1"))
+        (checkpoint / "model.safetensors").unlink()
+    line = refused_or_run(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
     assert (line is not None and line.startswith("model.path: cannot load")) if alone else line is None
     assert not canary.exists()
 

@@ -21,7 +21,7 @@ from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import plan
 from tests.composing import composed
-from tests.model.damage import CANARY, PROBLEMS, TARGET, Damage, all_ways, damaged
+from tests.model.damage import PROBLEMS, TARGET, Damage, all_ways, damaged
 from tests.runs import execute
 
 SECONDS = 120
@@ -56,8 +56,6 @@ def tried(damage: Damage, folder: Path) -> Tried:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    if (folder / CANARY).exists():
-        outcome, message = "fault", "planted code ran"
     if outcome == "refused" and list((folder / "outputs").glob("*/*/records*.jsonl")):
         outcome, message = "fault", f"refused after it wrote records: {message}"
     return Tried(f"{damage.checkpoint}: {damage.name}", outcome, message, round(time.monotonic() - begin, 2))

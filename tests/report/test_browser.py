@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
@@ -77,23 +75,6 @@ def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     assert set(grounds) == {scheme == DARK}
     assert seen["sorted"] == "descending"
     assert seen["after"] == sorted(seen["before"], key=float, reverse=True) != seen["before"]
-
-
-@pytest.mark.parametrize("scheme", [DARK, pytest.param(LIGHT, marks=pytest.mark.slow)])
-def test_screenshot(page, tmp_path, scheme):
-    """The first screen shows text and a figure on its background, and nothing at the right edge."""
-    shot = tmp_path / "shot.png"
-    browser(f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1000,1400", f"--screenshot={shot}",
-            f"file://{page}")
-    with Image.open(shot) as image:
-        grey = np.asarray(image.convert("L"), np.int64)
-    ground = int(np.bincount(grey[:200].ravel()).argmax())
-    assert (ground < 60) == (scheme == DARK)
-    inked = np.abs(grey - ground) > 60
-    assert inked[:100].any()
-    assert inked[700:].any()
-    assert 0.01 < inked.mean() < 0.6
-    assert not inked[:, -4:].any()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random  # noqa: TID251  (the places of damage do not belong to an experiment)
 import re
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records, schema_of
 from dflash_mcmc.store.records import DAMAGED, unit_schema
-from dflash_mcmc.store.schema import CHECKSUM, to_line
+from dflash_mcmc.store.schema import to_line
 from tests.runs import execute
 from tests.store.probe_records import EXAMPLES, ways
-from tests.store.test_damage import outcome
 
 UNIT = {"problem": "p0", "chain": 0}
 PROBES = [name for name, found in components("probe").items() if not found.cls.is_null]
@@ -102,46 +100,3 @@ def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
     assert execute(config).summary["tables"] == done.summary["tables"]
     assert "1 damaged line moved" in capsys.readouterr().err
     assert path.read_bytes() == whole
-
-
-SMALL = {
-    "deep_readout": ("dataset.limit=2",),
-    "difficulty": ("dataset.limit=2", "num_chains=2"), "layer_rank": ("dataset.limit=2",),
-    "logit_blend": ("dataset.limit=2", "probe.betas=[0.1,0.5]"),
-    "rejection_sampling": ("probe.num_draws=1000",), "sampled_verify": (
-        "dataset.limit=1", "sampler=temperature", "probe.agent_runs=1", "probe.long_tokens=20", "probe.agent_tokens=200",
-        "probe.temperatures=[0.7]"),
-    "speculative_mcmc": ("dataset.limit=2", "probe.timed_rows=2", "probe.num_samples=4")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("probe", PROBES)
-def test_damage_of_a_real_record_is_one_line(probe, make_config):
-    """The first record of a run: every bit of some places flipped, parts missing, and each field at each depth changed."""
-    model = () if probe == "rejection_sampling" else ("experiment=probes",)
-    config = make_config(*model, f"probe={probe}", "tracker=none", *SMALL[probe])
-    done = execute(config)
-    path, chosen = done.folder / "records.jsonl", random.Random(22)
-    whole = path.read_bytes()
-    line, _, others = whole.partition(b"\n")
-    for _ in range(200):
-        at, bit, length = chosen.randrange(len(line)), chosen.randrange(8), chosen.randrange(1, 30)
-        cut = min(at, len(line) - length - 40)  # without the whole checksum it is a line of an early version
-        for changed in (line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1:], line[:cut] + line[cut + length:]):
-            path.write_bytes(changed + b"\n" + others)
-            _, error = outcome(lambda: read_records(done.folder))
-            assert "records.jsonl: line 1: " in error, (at, cut, length, changed[-80:])
-    first, found = json.loads(line), 0
-    for way in ways({name: value for name, value in first.items() if name != CHECKSUM}):
-        path.write_bytes(to_line(way.record) + others)
-        _, error = outcome(lambda: read_records(done.folder))
-        where = f"{way.path} {way.name}: {error}"
-        assert not error or re.search(r"records\.jsonl: line 1: .*given .*; allowed: ", error), where
-        if way.name != "absent" and way.path.split(".")[0] != "accepted":  # names of settings; whole numbers among floats
-            assert error or not way.noticed, where
-        found += bool(error)
-    assert found > 30
-    path.write_bytes(b"{}\n" + others)
-    config.repair = True
-    assert execute(config).summary.keys() == done.summary.keys()
-    assert len(read_records(done.folder)) == whole.count(b"\n")

@@ -28,9 +28,9 @@ ROWS, LENGTH = 8, 6
 STOP_IDS = (5, 11, 40)
 
 
-@pytest.mark.parametrize("part", ["draws", pytest.param("law", marks=pytest.mark.slow), "borders"])
-def test_kernels_of_the_draw_in_the_interpreter(part):
-    in_the_interpreter(__file__, part)
+@pytest.mark.parametrize("parts", ["draws borders", pytest.param("law", marks=pytest.mark.slow)])
+def test_kernels_of_the_draw_in_the_interpreter(parts):
+    in_the_interpreter(__file__, parts)
 
 
 def plain(endings: Endings, takes_ranges: bool = True) -> PlainSteps:

@@ -47,14 +47,15 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 """First position, tokens and rows of a forward. The first one reads the rows in another order."""
 
 
-@pytest.mark.parametrize("part", ["numbers", "keys", "bits", "blocks", pytest.param("chains", marks=pytest.mark.slow)])
-def test_kernels_in_the_interpreter(part):
-    in_the_interpreter(__file__, part)
+@pytest.mark.parametrize("parts", ["numbers bits", "keys", "blocks", pytest.param("chains", marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter(parts):
+    in_the_interpreter(__file__, parts)
 
 
-def in_the_interpreter(file: str, part: str) -> None:
+def in_the_interpreter(file: str, parts: str) -> None:
     """Runs the tests `interpreted_<part>_...` of a file."""
-    arguments = ["-m", "pytest", file, "-o", f"python_functions=interpreted_{part}_*", "-p", "no:cacheprovider"]
+    names = " ".join(f"interpreted_{part}_*" for part in parts.split())
+    arguments = ["-m", "pytest", file, "-o", f"python_functions={names}", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -64,6 +64,22 @@ class ModelTable(TabularModel):
         return self._known[prefix]
 
 
+class Forced:
+    """A drafter that reads `prefix` by teacher forcing instead of a cache."""
+
+    prefix: tuple[int, ...] = ()
+
+    def hidden(self, anchors: Anchors) -> torch.Tensor:
+        tokens = torch.tensor([self.prefix])
+        reading = sequences.read(self.target, tokens, self.tapped_layers)
+        return sequences.drafted(self.network, self.target, reading.features(self.target, self.tapped_layers), tokens,
+                                 torch.tensor([len(self.prefix)]), torch.tensor([[len(self.prefix) - 1]]))[0]
+
+
+class _ForcedDrafter(Forced, SlotwiseDrafter):
+    pass
+
+
 class NetworkDraft(TabularDraft):
     """A `SlotwiseDrafter` as the draft of a tabular engine. Its laws are those that `propose` gives to the engine."""
 
@@ -91,18 +107,6 @@ class NetworkDraft(TabularDraft):
 
     def offers(self, prefix: tuple[int, ...], drafted: tuple[int, ...], token: int) -> bool:
         return self.proposed(prefix, drafted)[1]
-
-
-class _ForcedDrafter(SlotwiseDrafter):
-    """Reads `prefix` by teacher forcing instead of a cache."""
-
-    prefix: tuple[int, ...] = ()
-
-    def hidden(self, anchors: Anchors) -> torch.Tensor:
-        tokens = torch.tensor([self.prefix])
-        reading = sequences.read(self.target, tokens, self.tapped_layers)
-        return sequences.drafted(self.network, self.target, reading.features(self.target, self.tapped_layers), tokens,
-                                 torch.tensor([len(self.prefix)]), torch.tensor([[len(self.prefix) - 1]]))[0]
 
 
 @functools.cache
