@@ -216,14 +216,6 @@ def test_a_field_that_is_set_later_is_checked(loaded):
         dflash_mcmc.sample(*loaded, QUESTIONS, sampler=sampler, progress=False)
 
 
-def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
-    monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *_: pytest.fail("loaded"))
-    for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "a"}, "prompts: given 'a'"),
-                        ({"max_new_tokens": -1}, "max_new_tokens: given -1")):
-        with refused(start=said):
-            dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
-
-
 @pytest.mark.parametrize(("given", "said"), [
     ({"temperature": 0.7}, "temperature: given 0.7; allowed: sampler=dm.Temperature(temperature=0.7)"),
     ({"temperature": 0}, "temperature: given 0; allowed: sampler='greedy'"),

@@ -104,15 +104,6 @@ def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
     assert decoders.chains(drafted._replace(draft=None), SMALL) == []
 
 
-@pytest.mark.slow
-def test_every_match_decoder_gives_the_same_chains(drafted):
-    rows = {row["by"]: row for row in decoders.chains(drafted, SMALL._replace(decoder_slots=(2,)))}
-    finite(list(rows.values()), ("plain", "draft_mh, draft", "draft_mh, mixture", "draft_mh, eps"))
-    for name in ("match, draft's best", "match, blocks of 2", "match, draft sampled", "match, ngram"):
-        assert [rows[name][key] for key in ("accepts", "moved")] == [rows["plain"][key] for key in ("accepts", "moved")]
-        assert rows[name]["token-forwards"] > rows["plain"]["token-forwards"]
-
-
 def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
     monkeypatch.setattr(equal_chains, "_TURNS", 1)
     rows = equal_chains.against_generate(drafted._replace(horizon=3), SMALL)

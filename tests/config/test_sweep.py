@@ -110,22 +110,6 @@ def test_every_sweep_is_tested():
                                         "evidence"}
 
 
-@pytest.mark.slow
-def test_named_sweep_and_multirun_are_the_same_jobs():
-    typed = configs_of("-m", "experiment=demo", "condition=ps", "sampler.num_steps=0,2,10")
-    assert [identity_hash(c) for c in configs_of("sweep=steps", "experiment=demo")] == [identity_hash(c) for c in typed]
-    assert [job.overrides for job in jobs_of("-m", "sweep=steps")] == [job.overrides for job in jobs_of("sweep=steps")]
-    assert len({identity_hash(c) for c in typed}) == 3
-
-
-@pytest.mark.slow
-def test_the_command_line_narrows_and_widens_a_named_sweep():
-    assert [c.blend.beta for c in configs_of("sweep=alpha_beta", "sampler.alpha=3")] == [0.01, 0.05, 0.1, 0.2]
-    assert [(c.seed, c.sampler.num_steps) for c in configs_of("sweep=steps", "seed=1,2", "sampler.num_steps=1,5")] == [
-        (1, 1), (2, 1), (1, 5), (2, 5)]
-    assert {c.condition.name for c in configs_of("sweep=steps", "condition=blend_ps")} == {"blend_ps"}
-
-
 @pytest.mark.parametrize(("arguments", "parts"), [
     (["sweep=alphabeta"], ("sweep: unknown option 'alphabeta'", "did you mean 'alpha_beta'")),
     (["-m", "sweep=steps,alpha_beta"], ("sweep: given several values", "allowed: one")),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.engine.vllm import core, starting
@@ -53,12 +54,12 @@ def test_refuses_in_one_line(make_config, overrides):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_a_missing_package_is_one_line_before_anything_is_written(command, tmp_path):
-    done = command("dflash_mcmc", *SMALL, "dataset.limit=1", "tracker=none")
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1] == f"error: {core.MISSING}"
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("samples*"))
+def test_a_missing_package_is_one_line_before_anything_is_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(core, "prepare_environment", lambda: None)  # it is that of the whole process
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "dataset.limit=1", "tracker=none", f"paths.outputs={tmp_path}"])
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: {core.MISSING}"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_sequence_that_is_too_long_is_refused(make_config):

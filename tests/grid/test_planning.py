@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import hash_of, identity_hash, identity_of, run_folder
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE
@@ -28,7 +25,6 @@ from dflash_mcmc.runner.tracking import readable_name, tags
 from dflash_mcmc.store.schema import to_line
 from dflash_mcmc.types import RunResult
 from tests import processes
-from tests.config.test_schema import companions
 from tests.test_names import PLUGIN, install
 
 BASE = ("-m", "tracker=none", "dataset.limit=4")
@@ -160,44 +156,6 @@ def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
 # What jobs run is what was submitted: configurations come back whole, and later edits are without effect.
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
-_NEED_FILES = ("model=hf", "model=qwen3_4b", "draft=dflash", "dataset=aime24", "dataset=aime25", "dataset=math500",
-               "dataset=gsm8k", "dataset=clbench", "dataset=humaneval", "dataset=mbpp")
-
-
-def there_and_back(config, folder):
-    snapshot.write_point(folder / "point.yaml", config, folder / "code")
-    return snapshot.read_point(folder / "point.yaml")
-
-
-def _choices() -> Iterator[object]:
-    """Every option of every group; the first of each without the marker `slow`."""
-    for group, names in options().items():
-        choices = [f"{group}={name}" for name in names if not name.startswith("slurm")]
-        first, *others = [choice for choice in choices if choice not in _NEED_FILES]
-        yield first
-        yield from (pytest.param(choice, marks=pytest.mark.slow) for choice in others)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("choice", list(_choices()))
-def test_every_option_comes_back(make_config, tmp_path, monkeypatch, choice):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.jsonl").write_text(TASK)
-    (tmp_path / "code" / PACKAGE.name).mkdir(parents=True)
-    (tmp_path / "code" / PACKAGE.name / "assets").symlink_to(PACKAGE / "assets")
-    try:
-        config = make_config(choice, *companions(choice))
-        identity = identity_of(config)
-    except UserError as error:
-        assert "hub" in str(error)  # noqa: PT017
-        return
-    back = there_and_back(config, tmp_path)
-    assert identity_of(back) == identity
-    assert back.label() == config.label()
-    for name in ("hardware", "tracker", "grader", "sampler", "decoder", "probe", "condition"):
-        assert dataclasses.asdict(getattr(back, name)) == dataclasses.asdict(getattr(config, name))
-
-
 def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").write_text(TASK)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
@@ -51,22 +50,6 @@ def test_generation_config_has_no_effect_except_for_stop_ids(make_config, checkp
     before = greedy_texts(make_config(*options))
     path.write_text(json.dumps(settings))
     assert sorted(greedy_texts(make_config(*options, f"model.path={checkpoint}"))) == sorted(before)
-
-
-@pytest.mark.slow
-def test_greedy_texts_equal_those_of_transformers(make_config):
-    config = make_config("sampler=greedy", "dataset.limit=6")
-    texts = greedy_texts(config)
-    tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    parts = config.model.load("cpu")
-    expected = []
-    for problem in config.dataset.problems():
-        ids = torch.from_numpy(parts.encode(config.model.prompt(tokenizer, problem.question)))[None]
-        with torch.inference_mode():
-            output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=128,
-                                    pad_token_id=tokenizer.pad_token_id)
-        expected.append(tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True))
-    assert sorted(texts) == sorted(expected)
 
 
 def test_the_identity_depends_on_the_content_and_not_on_the_path(make_config, checkpoint):

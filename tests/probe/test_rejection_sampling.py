@@ -121,20 +121,6 @@ def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     assert identity_of(replace(config, probe=replace(config.probe, temperature=1.0))) != found
 
 
-@pytest.mark.slow
-def test_the_laws_of_a_draft(tmp_path):
-    """Right samplers are within noise of the law of two tokens; argmax proposals and q without the correction are not."""
-    found = execute(composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.num_draws=1500"))
-    for name in (*RIGHT, "speculative_rejection_block"):
-        row = row_of(found, name)
-        assert row["max_deviation"] < 4.0 * row["standard_error"]
-    for name, least in (("argmax_proposal", 20.0), ("base_logits_q", 4.0)):
-        assert row_of(found, f"speculative_rejection {name}")["in_standard_errors"] > least
-    tokens = (found.folder / "tokens.csv").read_text()
-    assert "marginal_q" in tokens
-    assert len(tokens.splitlines()) == 25
-
-
 def test_the_laws_follow_the_draft(tmp_path):
     """A draft whose tokens are independent of each other has the synthetic laws and their identity, unless asked for."""
     none, parallel, own, asked = (identity_of(composed(tmp_path, "experiment=rejection_sampling", *values)) for values in (

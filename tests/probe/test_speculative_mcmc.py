@@ -131,19 +131,6 @@ def test_runtime_fields_leave_the_identity(probe_config):
     assert plain != identity_of(probe_config("probe.num_samples=13"))
 
 
-@pytest.mark.slow
-def test_proposals_are_timed(probe_config):
-    config = probe_config("probe.timed_rows=2", "dataset.limit=2")
-    result = execute(config)
-    for record in read_records(result.folder):
-        assert 0 < record["seconds_draft"] < 10
-        assert 0 < record["seconds_target"] < 10
-        assert record["timed_rows"] == 2
-    rows = result.summary["tables"]["throughput"]
-    assert [row["speed"] for row in rows if row["proposal"] == "target"] == [1.0]
-    assert not (result.folder / "fig_bimodality.png").stat().st_size < 10_000
-
-
 @pytest.mark.parametrize(("overrides", "message"), [
     (("draft=none",), "draft: given 'none'; allowed: a draft, such as tiny"),
     (("draft=ngram",), "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with probe=speculative_mcmc"),

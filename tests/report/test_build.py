@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable
@@ -25,7 +25,6 @@ from dflash_mcmc.store.schema import to_line
 from tests import published
 from tests.golden.runs import RUNS, overrides, stored
 from tests.report.folders import identity, record, write
-from tests.runs import execute
 
 CONDITIONS = ("greedy", "temp", "ps", "blend_greedy", "blend_ps", "draft_blend_ps")
 SIX_FIGURES = ("accuracy", "architecture", "difficulty", "overlap", "paper_comparison", "draft_comparison")
@@ -215,30 +214,6 @@ def outputs(tmp_path_factory):
     with (run / "records.jsonl").open("a") as file:
         file.write("{\n")
     return folder
-
-
-@pytest.mark.slow
-def test_real_runs_from_start_to_page(make_config, command, tmp_path):
-    """Runs made by this code, found by their W&B ids; the table equals the run's own."""
-    ids = []
-    for more in (["condition=greedy"], ["condition=blend_ps", "sampler.num_blocks=2", "num_chains=2"]):
-        config = make_config("experiment=demo", "dataset.limit=2", "dataset.max_new_tokens=32", "tracker=none",
-                             f"paths.outputs={tmp_path}/outputs", *more)
-        result = execute(config)
-        ids.append(f"{config.name}-{identity_hash(config)}")
-    done = command("dflash_mcmc.report", *ids)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # the runs do not differ in anything a note reports, and none is incomplete
-    table, _, path = done.stdout.rstrip().rpartition("\n\n")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    blended = "blend_ps num_blocks=2"  # a label names the fields that differ from the condition's
-    assert [row[0] for row in rows] == ["greedy", blended, f"{blended}, majority of 2", f"{blended}, best by log p of 2"]
-    assert rows[1][1:4] == [str(result.summary["correct"]), "4", f"{100 * result.summary['accuracy']:.1f} %"]
-    assert path.endswith("outputs/demo/report/report.html")
-    assert (tmp_path / "outputs/demo/report/report.html").is_file()
-    provenance = (tmp_path / "outputs/demo/report/tables/provenance.csv").read_text().splitlines()
-    assert len(provenance) == 3
-    assert all(",complete," in line for line in provenance[1:])
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -8,8 +8,6 @@ import os
 import random  # noqa: TID251  (moments to kill at are no part of an experiment)
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -90,12 +88,6 @@ def test_problems_with_one_id_are_refused(make_config, tmp_path):
         execute(make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_new_tokens=16"))
 
 
-def test_outputs_that_cannot_be_made_are_one_line(make_config, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"paths.outputs: cannot write to"):
-        execute(make_config("dataset.limit=1", f"paths.outputs={tmp_path / 'file'}"))
-
-
 def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
     first = execute(make_config(*QUICK, "dataset.limit=5"))
     second = execute(make_config(*QUICK, "dataset.limit=8"))
@@ -111,29 +103,6 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
-
-
-SWITCHES = ("hardware.prefill_chunk=8", "sampler.early_reject=off", "hardware.steps_between_checks=3")
-COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("switches", [SWITCHES])  # each alone: tests/engine/batching/test_batched.py
-def test_switches_change_only_the_cost(make_config, uninterrupted, switches):
-    result = execute(make_config(*QUICK, *WHOLE, *switches))
-    slim = [{key: {name: value for name, value in record.items() if name not in COSTS} for key, record in records.items()}
-            for records in (records_of(result.folder), uninterrupted)]
-    same(*slim)
-
-
-def launch(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
-    """`accelerate launch` on CPUs."""
-    accelerate = Path(sys.executable).parent / "accelerate"
-    return subprocess.run(
-        [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m",
-         "dflash_mcmc", "experiment=demo", *QUICK, *overrides],
-        cwd=folder, capture_output=True, text=True, timeout=processes.HANG,
-        env={**os.environ, "ACCELERATE_USE_CPU": "true"})
 
 
 def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted):
@@ -153,13 +122,6 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
     assert ["already complete, nothing drawn" in told for told in again] == [True, False]
     same(records_of(folder), uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_mistake_in_a_launch_is_told_once(tmp_path):
-    done = launch(tmp_path, "sampler.alpha=-1")
-    assert done.returncode != 0
-    assert done.stderr.count("error: sampler.alpha: given -1.0") == 1
 
 
 def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
@@ -215,15 +177,6 @@ def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, c
     assert sound.summary["not_drawn"] == 0
     monkeypatch.undo()
     assert execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2")).num_new == 0
-
-
-def test_slots_that_do_not_fit_are_refused_before_anything_is_written(make_config, tmp_path):
-    with pytest.raises(UserError, match=r"hardware\.num_slots: given 32; allowed: at most .* MB are keys and values"):
-        execute(make_config(*QUICK, "dataset.limit=40", "hardware.memory_gb=0.05"))
-    assert not list(tmp_path.glob("default/*"))
-    planned = execute(make_config(*QUICK, "dataset.limit=3", "hardware.memory_gb=0.05", "hardware.num_slots=null"))
-    run = json.loads((planned.folder / "run.json").read_text())
-    assert run["sessions"][0]["engine"]["utilisation"] > 0.9
 
 
 def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted):
@@ -354,14 +307,6 @@ NUM_LONG = 48
 def uninterrupted_long(tmp_path_factory):
     """Records of one run in one go, over 24 problems with 2 chains."""
     return finish(tmp_path_factory.mktemp("long"), *LONG)
-
-
-@pytest.mark.slow
-def test_killed_at_some_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
-    found = kill_and_continue(tmp_path, [(1, 0.0), (4, 0.05)])
-    assert all(0 < number < NUM_LONG for number in found)
-    same(records_of(folder_of(tmp_path)), uninterrupted_long)
-    assert json.loads((folder_of(tmp_path) / "summary.json").read_text())["num_samples"] == NUM_LONG
 
 
 @pytest.mark.slow

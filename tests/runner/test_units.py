@@ -22,10 +22,9 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.parts import csv_of, framed
 from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.store.folder import Attempts, RunStore
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import DAMAGED, RECORDS
-from dflash_mcmc.store.schema import CHECKSUM, from_line
-from tests.runs import TIMES, execute
+from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.schema import from_line
+from tests.runs import execute
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
 
@@ -253,28 +252,6 @@ def test_csv_keeps_all_digits():
 # A run whose records were damaged stops with a line, and with repair=true draws the damaged samples again.
 
 SHORT = ("sampler=greedy", "dataset.limit=3", "dataset.max_new_tokens=16")
-
-
-def without_times(record: dict) -> dict:
-    return {name: value for name, value in record.items() if name not in TIMES}
-
-
-def test_a_damaged_run_is_drawn_again_only_on_request(make_config, capsys):
-    folder = execute(make_config(*SHORT)).folder
-    path, whole = folder / RECORDS, read_records(folder)
-    content = path.read_bytes()
-    place = content.index(b'"text": "', content.index(b"\n")) + 10  # a letter of the second answer
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
-    damaged = path.read_bytes()
-    with pytest.raises(UserError, match=r"records\.jsonl: line 2: checksum: given .*; repair=true in the command of the run"):
-        execute(make_config(*SHORT))
-    assert path.read_bytes() == damaged
-    result = execute(make_config(*SHORT, "repair=true"))
-    assert (result.folder, result.num_new, result.num_left) == (folder, 1, 0)
-    assert sorted(map(str, map(without_times, read_records(folder)))) == sorted(map(str, map(without_times, whole)))
-    assert (folder / DAMAGED).read_bytes() == damaged.split(b"\n")[1] + b"\n"
-    assert f"1 damaged line moved to {DAMAGED} (line 2)" in capsys.readouterr().err
-    assert all(CHECKSUM not in record for record in read_records(folder))
 
 
 def test_a_pipe_as_records_is_one_line(make_config):

@@ -75,14 +75,3 @@ def test_a_failing_tracker_is_reported_once_and_not_used_again(capsys):
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "no space left" in error
-
-
-def test_a_run_continues_without_its_tracker(make_config, monkeypatch, capsys):
-    from dflash_mcmc.tracker.jsonl import JsonlWriter
-
-    def fail(self, *arguments):
-        raise OSError("quota")
-
-    monkeypatch.setattr(JsonlWriter, "log", fail)
-    assert execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=3")).summary["num_samples"] == 3
-    assert "JsonlWriter failed and is off for the rest of this run: OSError: quota" in capsys.readouterr().err

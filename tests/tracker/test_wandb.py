@@ -198,16 +198,6 @@ def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_same_id_and_continues_the_count(tracked):
-    _, first = tracked("condition=greedy", "dataset.limit=2")
-    _, second = tracked("condition=greedy", "dataset.limit=5")
-    assert entries(first, "run")[0]["run_id"] == entries(second, "run")[0]["run_id"]
-    counted = [[item["item"]["finished"] for item in entries(folder, "history") if "sample/log_p" in item["item"]]
-               for folder in (first, second)]
-    assert counted == [[1, 2], [3, 4, 5]]
-
-
-@pytest.mark.slow
 def test_a_killed_run_keeps_recently_logged_data(tmp_path):
     """By default W&B keeps 15 s of data in memory, which a kill would lose."""
     script = tmp_path / "killed.py"

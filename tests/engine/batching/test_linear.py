@@ -63,16 +63,6 @@ def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampl
     assert found == [padded] * 3
 
 
-@PRODUCTS
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_families_have_the_bits_of_padded_steps(family, small, random_weights, monkeypatch):
-    monkeypatch.setattr(linear, "_SMALL", small)
-    model, prompts = wide(family), [np.arange(5, 17), np.arange(8, 30)]
-    found = records(model, prompts, temperature(), 2, 4)[0]
-    monkeypatch.setattr(batched, "free_rows", lambda *given: False)
-    assert found == records(model, prompts, temperature(), 2, 4)[0]
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
     fed, forward = [], ModelRunner.forward
