@@ -117,6 +117,13 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
         assert any(queries == 3 for _, queries in fed)
 
 
+def test_a_draft_that_keeps_its_layers_is_padded(embedded, monkeypatch):
+    drafter = draft(embedded.model, "dflash", 3)
+    assert batched.fits(embedded.model, drafter)
+    monkeypatch.setattr(batched, "has_row_layers", lambda network: network is not drafter.network)
+    assert not batched.fits(embedded.model, drafter)
+
+
 def agreeing(subject) -> batched.EngineSteps:
     steps = steps_of(subject.model)
     if not batched.free_rows(subject.model, steps, batched.ATTENTION):
