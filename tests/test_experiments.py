@@ -1,4 +1,4 @@
-"""Experiments of `conf/experiment`: the settings of publications, and experiments with faults."""
+"""Experiments of `conf/experiment`: the settings of publications."""
 
 from __future__ import annotations
 
@@ -11,28 +11,7 @@ from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.report import figure
-from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
-
-
-def tokens_of(result) -> list[list[int]]:
-    return [record["tokens"] for record in sorted(read_records(result.folder), key=lambda record: record["problem"])]
-
-
-def test_a_fault_changes_the_tokens_and_the_run_folder(make_config):
-    short = ("experiment=faults", "dataset.limit=2", "dataset.max_new_tokens=32")
-    right, wrong = execute(make_config(*short)), execute(make_config(*short, "decoder.fault=greedy_bonus"))
-    assert tokens_of(right) != tokens_of(wrong)
-    assert right.folder != wrong.folder
-
-
-@pytest.mark.parametrize("choice", [("decoder=speculative_match", "decoder.fault=greedy_bonus", "draft=ngram"),
-                                    ("decoder=speculative_rejection", "decoder.fault=argmax_proposal", "draft=self")])
-def test_a_fault_is_refused_outside_its_experiment(make_config, choice):
-    assert make_config("experiment=faults", *choice).name == "faults"
-    with pytest.raises(UserError, match=r"decoder.fault: given .*; allowed: null; a faulty decoder runs under name=faults"):
-        make_config("experiment=demo", *choice)
-
 
 CONDITIONS = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps": ("power_mh", "none"),
               "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer")}

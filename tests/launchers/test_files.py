@@ -60,19 +60,6 @@ def test_accelerate_reads_its_file():
     assert (FILES / "accelerate.yaml").read_text().startswith("# accelerate launch --config_file launchers/accelerate.yaml ")
 
 
-@pytest.mark.slow
-def test_two_processes_of_accelerate(tmp_path):
-    done = subprocess.run(
-        [BIN / "accelerate", "launch", "--config_file", FILES / "accelerate.yaml", "--num_processes", "2",
-         "-m", "dflash_mcmc", "experiment=demo", "condition=greedy", "dataset.limit=12", "hardware.num_slots=2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=HANG,
-        env={**os.environ, **environment(ACCELERATE_USE_CPU="true")})
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
-    assert (folder / "records.1.jsonl").is_file()
-    assert len({record["problem"] for record in records(folder)}) == len(records(folder)) == 12
-
-
 def start_local(folder: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, FILES / "local.py", "--processes", "2", *arguments], cwd=folder, text=True,
                             env={**os.environ, **environment()}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -305,6 +305,7 @@ def test_many_files_with_wrong_places_are_read_or_one_line(capsys, tmp_path, wro
     ("config.yaml", ("vote",), {"power": {"a": 1}}, "PowerVote.__init__() got an unexpected keyword argument 'a'"),
     ("config.yaml", ("model",), 3, "model: given 3; allowed: the fields of a component"),
     ("config.yaml", ("sampler",), [1], "sampler: given [1]; allowed: the fields of a component"),
+    ("config.yaml", ("sampler",), {"name": [[]]}, "holds no configuration of a run: unhashable type"),
     ("run.json", ("identity", "dataset.content"), [], "identity: dataset.content: given []; allowed: the hash of a content"),
     ("run.json", ("sessions", 0, "commit"), 10**40, "sessions: commit: given 1000"),
     ("run.json", ("sessions", 0, "packages"), 3, "sessions: packages: given 3; allowed: versions by name"),
@@ -327,14 +328,6 @@ def test_a_setting_that_is_no_number_is_unknown_in_the_diagram(capsys, tmp_path)
         value = changed(value, ("identity", key), [[]], without=False)
     (folder / "run.json").write_text(json.dumps(value))
     assert ended(capsys, "report.__main__", [str(folder)])[0] == 0
-
-
-def test_a_component_whose_name_is_a_list_is_one_line(capsys, tmp_path):
-    folder = run_folder(tmp_path / "here")
-    config = json.loads((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(json.dumps({**config, "sampler": {"name": [[]]}}))
-    line = refused_in_one_line(*ended(capsys, "report.__main__", [str(folder)]), "a list for a name")
-    assert "config.yaml: holds no configuration of a run: unhashable type" in line
 
 
 @pytest.mark.parametrize("file", ["run.json", *OF_A_GRID])

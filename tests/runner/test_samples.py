@@ -22,7 +22,7 @@ from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
 from tests.conftest import ROOT
-from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, records_of, same, shared, start, wait_for_records
+from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, records_of, same, start, wait_for_records
 
 
 def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
@@ -139,12 +139,18 @@ def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
         assert f"{before}sampler.alpha: given -1.0" in capsys.readouterr().err
 
 
-def test_a_launch_submits_no_grid(monkeypatch, capsys):
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["-m", "experiment=demo", "hydra/launcher=slurm"], "hydra/launcher: given slurm in a launch of 2 processes; allowed: in"),
+    (["sweep=optuna", "tracker=none"], "hydra/sweeper: given a search in a launch of 2 processes; allowed: in one process,")])
+def test_a_launch_submits_no_grid_and_makes_no_search(monkeypatch, capsys, arguments, line):
+    """Each process would choose points of its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("dflash_mcmc.__main__").main(["-m", "experiment=demo", "hydra/launcher=slurm"])
+        main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: hydra/launcher: given slurm in a launch of 2 processes; allowed: in one")
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {line}")
+    assert error.count("\n") == 1
 
 
 def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, capsys):
@@ -199,20 +205,6 @@ def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
         same(records_of(result.folder), uninterrupted)
 
 
-@pytest.mark.slow
-def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
-    """Both end with the whole run; each sample is drawn by one of them."""
-    commands = [processes.start(shared(*WHOLE, "hardware.num_slots=2"), tmp_path) for _ in range(2)]
-    for command in commands:
-        _, told = command.communicate(timeout=processes.HANG)
-        assert command.returncode == 0, told
-    folder = folder_of(tmp_path)
-    same(records_of(folder), uninterrupted)
-    assert all(path.read_text() for path in (folder / RECORDS, folder / "records.1.jsonl"))
-    assert len(json.loads((folder / "run.json").read_text())["sessions"]) == 2
-    assert json.loads((folder / "summary.json").read_text())["num_samples"] == NUM_WHOLE
-
-
 def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterrupted):
     first, second = (start(tmp_path, *WHOLE, "hardware.num_slots=4") for _ in range(2))
     wait_for_records(tmp_path, 2, first)
@@ -254,15 +246,6 @@ def test_a_shard_leaves_what_others_draw_and_the_last_one_summarises(make_config
     again = execute(config)
     assert (again.num_new, again.num_left, again.summary["num_samples"]) == (1, 0, 3)
     assert (result.folder / "summary.json").exists()
-
-
-def test_store_failure_stops_the_run(make_config, monkeypatch):
-    def full(self, record):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(RunStore, "append", full)
-    with pytest.raises(OSError, match="disk full"):
-        execute(make_config(*QUICK, "dataset.limit=2"))
 
 
 def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
@@ -344,16 +327,6 @@ def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch
     result = execute(config)
     assert (result.num_left, result.summary) == (0, whole.summary)
     assert (whole.folder / "summary.json").exists()
-
-
-def test_a_launch_makes_no_search(monkeypatch, capsys):
-    """Each process would choose points of its own."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as ended:
-        importlib.import_module("dflash_mcmc.__main__").main(["sweep=optuna", "tracker=none"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == ("error: hydra/sweeper: given a search in a launch of 2 processes; allowed: in one "
-                                       "process, which chooses the points\n")
 
 
 def test_a_run_that_others_draw_is_not_complete(tmp_path):

@@ -77,7 +77,7 @@ def test_offline_parts_of_a_run_are_uploaded_as_one_run(server, tmp_path):
     environment = server.environment(tmp_path)
     offline = {**environment, "WANDB_MODE": "offline"}
     setting = [*SETTING, "seed=2"]
-    # W&B writes the logged data every second.
+    # The tracker asks W&B to write what is logged every second. By default it holds 15 s, which a kill would lose.
     killed = python(tmp_path, {**offline, "PAUSE": "2"}, "-c", KILLED, *setting, "dataset.limit=2")
     assert killed.returncode == -9
     done = python(tmp_path, offline, "-m", "dflash_mcmc", *setting, "dataset.limit=4")

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import SAMPLE_COLUMNS, RunInfo
 from dflash_mcmc.tracker.wandb import WandbTracker, artifact_name
-from tests import processes
 from tests.runs import execute
 
 
@@ -195,27 +194,6 @@ def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
         run.finish(0)
     steps = [[entry["step"]["num"] for entry in entries(folder, "history")] for folder in runs(tmp_path)]
     assert steps == [[3, 6], [7], [9, 12, 13]]
-
-
-@pytest.mark.slow
-def test_a_killed_run_keeps_recently_logged_data(tmp_path):
-    """By default W&B keeps 15 s of data in memory, which a kill would lose."""
-    script = tmp_path / "killed.py"
-    script.write_text("""
-import os, signal, time
-from pathlib import Path
-from dflash_mcmc.tracker import RunInfo
-from dflash_mcmc.tracker.wandb import WandbTracker
-run = WandbTracker(project="p", entity=None, mode="offline", folder=".").start(
-    RunInfo("abc", "e", "c", {}, Path(".")))
-for step in range(1, 6):
-    run.log({"sample/log_p": -1.0}, step)
-time.sleep(2)
-os.kill(os.getpid(), signal.SIGKILL)
-""")
-    assert processes.run([script], tmp_path).returncode == -9
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert [entry["item"]["finished"] for entry in entries(folder, "history")] == [1, 2, 3, 4, 5]
 
 
 def test_without_login_it_is_offline_and_does_not_prompt(tracked, monkeypatch, tmp_path, capsys):

@@ -328,17 +328,6 @@ def test_the_joined_table_is_that_of_each_set():
             states = torch.cat([states, torch.tensor([tables.state(sets[2], np.array([], np.int64))])])
 
 
-def test_without_strings_nothing_ends_but_at_ids(parts):
-    model, stopping = parts
-    plain = LanguageModel(model, byte_level(), stop_ids=(3, 7))
-    assert plain.stopping_at([]).stop_strings is None
-    assert stopping.without_stops().stop_strings is None
-    found = BatchedEngine(plain, NoBlend(), 8, max(map(len, PROMPTS)) + HORIZON)
-    for done in found.run(list(chains(SAMPLERS["temperature"]))):
-        drawn = done.result.trajectory
-        assert drawn.ended == (drawn.tokens[-1] in plain.stop_ids)
-
-
 def test_the_text_of_an_answer_ends_before_a_string_and_its_tokens_do_not(parts):
     found = [result.trajectory for result in run(parts, SAMPLERS["temperature"]).values()]
     stopped = [path for path in found if path.ended and path.tokens[-1] not in parts[1].stop_ids]
