@@ -11,7 +11,7 @@ import pytest
 import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
 from dflash_mcmc.grading.choice import final_letter
-from dflash_mcmc.grading.extraction import RULES, Extraction, after_thinking, continued, last_box
+from dflash_mcmc.grading.extraction import RULES, Extraction, continued, last_box
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
@@ -225,6 +225,8 @@ def test_unboxed_answers_are_read_as_a_careful_reader_reads_them():
     (r"\boxed{\boxed{5}}", "5"),
     (r"} \boxed{5}", "5"),
     (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+    (r"\boxed{1}</think>\boxed{2}</think>\boxed{3}", "3"),
+    (r"\boxed{1}</think>\boxed{2}</think> nothing", None),
     (r"<think>\boxed{1}</think> nothing", None),
     (r"<think>\boxed{1}", None),
     (r"<think>a</think> \boxed{1} <think> again", None),
@@ -245,12 +247,6 @@ def test_the_time_is_linear():
     assert last_box(text) is None
     assert last_box(text + "1" + "}" * 150_000) == "1"
     assert time.process_time() - started < 10  # in quadratic time it would be hours
-
-
-def test_thinking():
-    assert after_thinking("a</think>b</think>c") == "c"
-    assert after_thinking("plain") == "plain"
-    assert after_thinking("<think>a") is None
 
 
 @pytest.mark.parametrize(("said", "answer"), [

@@ -21,7 +21,6 @@ from dflash_mcmc.dataset import hub
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model import files
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.runner import plan
 from tests.bench import random_weights
@@ -104,9 +103,13 @@ def test_a_length_of_the_header_beyond_the_file(checkpoint, refuses, length):
     refuses(WEIGHTS, "allowed: a complete safetensors file")
 
 
-def test_the_header_of_a_whole_file_is_read():
-    header, tensors = files.read_header(TINY / WEIGHTS)
-    assert max(tensor.end for tensor in tensors) + 8 + len(header) == (TINY / WEIGHTS).stat().st_size
+@pytest.mark.parametrize(("file", "message"), [
+    (WEIGHTS, "cannot load"), ("tokenizer.json", "cannot load"), ("config.json", "a folder with config.json")])
+def test_a_file_that_is_not_there(make_config, checkpoint, tmp_path, file, message):
+    (checkpoint / file).unlink()
+    with refused(message, start="model"):
+        execute(make_config(f"model.path={checkpoint}", "sampler=greedy", "dataset.limit=1"))
+    assert not list(tmp_path.glob("default/*"))
 
 
 def _without(*parts):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
@@ -26,8 +19,6 @@ from tests.train.embedded import build_config
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 TINY = PACKAGE / "assets" / "tiny"
-SMALL = dict(vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None, bos_token_id=None, pad_token_id=None)
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -94,22 +85,6 @@ def test_a_hash_of_weights_alone_knows_neither_files_nor_configuration(make_conf
     assert config.weights_fingerprint() != before
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
-    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "a complete safetensors file"),
-    (lambda folder: (folder / "config.json").write_text("{"), "whose config.json is JSON"),
-    (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load"),
-    (lambda folder: (folder / "config.json").unlink(), "a folder with config.json"),
-    (lambda folder: (folder / "config.json").write_text("{}"), "cannot load"),
-], ids=["no weights", "truncated weights", "broken config", "no tokenizer", "no config", "empty config"])
-def test_damaged_checkpoints_are_errors_of_one_line_and_leave_no_files(make_config, checkpoint, tmp_path, damage, message):
-    damage(checkpoint)
-    with pytest.raises(UserError, match=message) as caught:
-        execute(make_config(f"model.path={checkpoint}", "dataset.limit=1"))
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("default/*"))
-
-
 def test_a_hub_name_without_network_and_cache_is_an_error(make_config):
     with pytest.raises(UserError, match="hub cannot be reached; allowed: the folder of a downloaded checkpoint"):
         make_config("model=qwen3_4b", "model.path=nobody/nothing-of-this-name").model.load("cpu")
@@ -131,33 +106,6 @@ def test_a_tokenizer_without_a_chat_template_is_refused(make_config, checkpoint)
     with pytest.raises(UserError, match=r"model.chat: .* has no chat template"):
         execute(make_config(f"model.path={checkpoint}", "dataset.limit=1"))
     assert execute(make_config(f"model.path={checkpoint}", "dataset.limit=1", "model.chat=false")).summary["num_samples"] == 1
-
-
-def test_an_answer_longer_than_the_positions_is_refused(make_config):
-    said = r"dataset.max_new_tokens: given 1024; allowed: at most \d+ .*, such as dataset.max_new_tokens=\d+$"
-    with pytest.raises(UserError, match=said):
-        execute(make_config("dataset.max_new_tokens=1024", "dataset.limit=2"))
-
-
-def test_a_dynamic_rope_limits_the_length_to_its_original_positions():
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 128}, rope_parameters=rope)
-    assert LanguageModel(LlamaForCausalLM(config).eval()).max_positions == 32
-
-
-def test_special_tokens_are_added_to_bare_text_only(make_config, checkpoint):
-    """A chat template contains the special tokens. For bare text the tokenizer must add them."""
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    special = {"id": "<|endoftext|>", "ids": [468], "tokens": ["<|endoftext|>"]}
-    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    tokenizer["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": [],
-                                   "special_tokens": {"<|endoftext|>": special}}
-    path.write_text(json.dumps(tokenizer))
-    config = make_config(f"model.path={checkpoint}")
-    model = config.model.load("cpu")
-    assert model.encode("Ann", add_special_tokens=True)[0] == 468
-    assert model.encode("Ann")[0] != 468
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,9 @@ def test_first_prompt_equals_the_prompt_of_the_run(make_config):
 
 
 def test_first_prompt_shows_the_special_tokens_of_bare_text(make_config, tmp_path):
-    """A special token that the tokenizer adds before every text is part of the shown prompt."""
+    """A special token that the tokenizer adds before every text is part of the shown prompt, which needs no weights."""
     folder = tokenizer_only(make_config, tmp_path)
+    assert not list(folder.glob("*.safetensors"))
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     [token] = [entry["id"] for entry in tokenizer["added_tokens"] if entry["content"] == "<|endoftext|>"]
@@ -82,13 +83,6 @@ def test_first_prompt_shows_the_special_tokens_of_bare_text(make_config, tmp_pat
     question = bare.dataset.problems()[0].question
     assert first_prompt(bare) == "<|endoftext|>" + question
     assert first_prompt(make_config(f"model.path={folder}", "dataset.limit=1")).startswith("<|im_start|>user\n" + question)
-
-
-def test_first_prompt_loads_no_model(make_config, tmp_path):
-    """The prompt is shown for a checkpoint without weights."""
-    folder = tokenizer_only(make_config, tmp_path)
-    assert not list(folder.glob("*.safetensors"))
-    assert first_prompt(make_config(f"model.path={folder}", "dataset.limit=1")) == first_prompt(make_config("dataset.limit=1"))
 
 
 def test_first_prompt_of_math500_with_the_tokenizer_of_qwen3(make_config, shared_data, tmp_path):

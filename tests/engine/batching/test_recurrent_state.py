@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching import recurrent_state
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -81,16 +80,6 @@ def test_early_rejection_changes_no_state(qwen3_5):
     assert sum(done.result.abandoned for done in on.values()) >= 5
     for tag, done in on.items():
         same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
-
-
-def test_a_rollback_without_the_states_before_it_is_noticed(qwen3_5, plain, monkeypatch):
-    """A mutant that goes on from whatever state is in the row."""
-    right = plain("power_mh")
-    monkeypatch.setattr(recurrent_state, "replay", lambda nets, cache, rows, positions: None)
-    monkeypatch.setattr("dflash_mcmc.engine.batching.model_runner.replay", recurrent_state.replay)
-    wrong = run_batched(qwen3_5, SAMPLERS["power_mh"], BLENDS["layer"], snapshot_every=EVERY)
-    assert any(wrong[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
-               for tag, done in right.items())
 
 
 class Feeder:

@@ -57,8 +57,9 @@ def gated(kind: str = "vanilla", cls: type[NetworkDraft] = NetworkDraft) -> Netw
     return draft(kind, threshold, cls, seed)
 
 
-def error(rule: str, drafted: NetworkDraft, horizon: int = 2, law: SamplingParams = LAW) -> float:
-    return speculative_error(RULES[rule].speculation(drafted), law, horizon, small_table())
+def error(rule: str, drafted: NetworkDraft) -> float:
+    """Of the law of two tokens. A block that ends with the first one is followed by another."""
+    return speculative_error(RULES[rule].speculation(drafted), LAW, 2, small_table())
 
 
 def slow_but(quick: set[tuple[str, str]], kinds: tuple[str, ...]) -> list:
@@ -73,13 +74,6 @@ def test_law_is_exact(kind, rule):
     assert error(rule, draft(kind)) <= 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", ["rnn", "dflash2"])
-def test_law_is_exact_over_several_blocks(kind, rule):
-    assert error(rule, draft(kind), 3) <= 1e-12
-
-
 def marginal(drafted: NetworkDraft, prefix, before):
     """log q_k(x_k) without the tokens drafted before it: the sum over all of them."""
     if not before:
@@ -89,24 +83,14 @@ def marginal(drafted: NetworkDraft, prefix, before):
     return np.log(sum(share * row for share, row in zip(first, rows, strict=True)))
 
 
-def uncorrected(drafted: NetworkDraft, prefix, before):
-    """The head's logits without the correction."""
-    drafter = drafted._drafter
-    drafter.prefix = prefix
-    with torch.no_grad():
-        return exact_law.process(drafter.logits(drafter.hidden(None))[0, len(before)].double().numpy(), LAW, (), ())
-
-
-@pytest.mark.parametrize(("rule", "wrong"), [
-    ("token", marginal), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-        ("block", marginal), ("token", uncorrected), ("block", uncorrected)))])
-def test_another_q_than_the_sequential_one_is_caught(rule, wrong, monkeypatch):
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
+def test_another_q_than_the_sequential_one_is_caught(rule, monkeypatch):
     drafted, right = draft(), TabularEngine._block
 
     def judged(self, operation, trajectory, chance):
         block = right(self, operation, trajectory, chance)
         prefix, tokens = (*trajectory.prompt.tolist(), *trajectory.tokens.tolist()), block.drafted[0].tolist()
-        log_q = [wrong(drafted, prefix, tuple(tokens[:slot])) for slot in range(len(tokens))]
+        log_q = [marginal(drafted, prefix, tuple(tokens[:slot])) for slot in range(len(tokens))]
         return block._replace(draft=_weights(log_q))
 
     monkeypatch.setattr(TabularEngine, "_block", judged)
@@ -128,12 +112,6 @@ def test_confidence_changes_no_law(kind, rule):
     assert error(rule, gated(kind)) <= 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_confidence_changes_no_law_over_several_blocks(rule):
-    assert error(rule, gated(), 3) <= 1e-12
-
-
 class SeesItsToken(NetworkDraft):
     """Judges a slot by the confidence of the next slot, which has seen the slot's token."""
 
@@ -144,11 +122,6 @@ class SeesItsToken(NetworkDraft):
 @pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
 def test_a_confidence_that_has_seen_the_token_is_caught(rule):
     assert error(rule, gated(cls=SeesItsToken)) > 1e-3
-
-
-@pytest.mark.slow
-def test_matching_allows_a_confidence_that_has_seen_the_token():
-    assert error("match_drawn", gated(cls=SeesItsToken)) <= 1e-12
 
 
 def test_nothing_is_drafted_below_the_threshold():
