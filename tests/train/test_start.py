@@ -127,16 +127,13 @@ def test_without_a_step_the_start_is_evaluated(plan, capsys):
     assert record["model.weights"] == given.model.weights_fingerprint()
 
 
-def test_the_record_states_the_tau_of_temperature_0(plan, tmp_path):
+@pytest.mark.parametrize(("figures", "tau"), [({"tau_0.5": 1.5, "tau_0": 2.0, "tau_1": 2.5}, 2.0), ({"tau_1": 2.5}, None)])
+def test_the_record_states_the_tau_of_temperature_0_alone(plan, tmp_path, figures, tau):
     given = plan(f"init={SHIPPED}")
-    figures = {"tau_0.5": 1.5, "tau_0": 2.0, "tau_1": 2.5}
     draft.export(checkpoint.load(SHIPPED, torch.float32, "cpu"), given, given.model.load("cpu"), tmp_path / "draft", figures)
-    assert json.loads((tmp_path / "draft/config.json").read_text())["training"]["held_out_tau"] == 2.0
-
-
-def test_the_record_states_no_tau_that_was_not_measured(plan):
-    folder = draft.train(plan(f"init={SHIPPED}", "steps=0", "responses.held_out=[1.0]"))
-    assert "held_out_tau" not in json.loads((folder / "config.json").read_text())["training"]
+    training = json.loads((tmp_path / "draft/config.json").read_text())["training"]
+    assert training.get("held_out_tau") == tau
+    assert ("held_out_tau" in training) == (tau is not None)
 
 
 def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_weights):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -136,23 +135,3 @@ def test_recurrent_layers(decoder):
             same(done.result, plain[tag].result)
         same(apart[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
     assert total(decoded, "blocks_verified") > 0
-
-
-def test_the_embedded_pair_draws_the_plain_mixture(make_config):
-    """Here the decoder keeps most of what the draft proposes."""
-    given = ("sampler=draft_mh", "draft=tiny", "sampler.proposal=mixture", "sampler.num_blocks=4", "dataset.limit=3",
-             "dataset.max_new_tokens=24")
-    results = {}
-    for name in ("plain", "speculative_match"):
-        config = make_config(*given, f"decoder={name}")
-        model, problems = config.model.load("cpu"), config.dataset.problems()
-        prompts = build.prompts(config, model, problems)
-        engine = config.engine.start(config, model, max(map(len, prompts.values())), 8)
-        results[name] = {done.tag: done for done in engine.run(
-            (p.id, build.chain(config, config.sampler, p.id, 0, prompts[p.id], model)) for p in problems)}
-    plain, decoded = results["plain"], results["speculative_match"]
-    for tag, done in plain.items():
-        same(decoded[tag].result, done.result)
-        assert decisions(decoded[tag]) == decisions(done)
-    assert total(decoded, "tokens_kept") > total(decoded, "blocks_verified")
-    assert total(decoded, "target_forwards") < total(plain, "target_forwards")
