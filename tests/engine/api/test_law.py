@@ -119,9 +119,3 @@ def max_of(model: TabularModel) -> tuple[int, ...]:
     while len(tokens) < HORIZON and tokens[-1:] != (2,):
         tokens = (*tokens, int(np.argmax(laws.logits_of(model, (*laws.PROMPT, *tokens), None))))
     return tokens
-
-
-def test_log_p_of_the_raw_law_for_a_processed_draw_is_red(monkeypatch):
-    """What the audit prevents would be seen."""
-    sampler, _, fields, law = CASES["processed log p"]
-    assert p_value(drawn(engine_on(monkeypatch, Standing(TOY), **fields), sampler), law) < 1e-8
