@@ -292,11 +292,3 @@ def test_match_is_plain_with_recurrent_layers(hybrid, plain_hybrid, name, draft)
     for tag, done in plain_hybrid(name).items():
         same(speculative[tag].result, done.result, 0.0 if exact and draft != "self" else TOLERANCE)
     assert sum(d.cost.tokens_kept for d in speculative.values()) > 0
-
-
-def test_states_of_all_positions_of_a_block_are_needed(hybrid, plain_hybrid, monkeypatch):
-    """A mutant whose rows keep two states, as in plain decoding, takes the state after another token."""
-    monkeypatch.setattr("dflash_mcmc.engine.batching.plan.num_recent", lambda options, num_drafted: 2)
-    speculative = run(hybrid, SAMPLERS["temperature"], BLENDS["none"], match(0.8), "dflash", snapshot_every=8)
-    assert any(speculative[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
-               for tag, done in plain_hybrid("temperature").items())
