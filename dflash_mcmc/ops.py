@@ -134,7 +134,7 @@ class Floor(NamedTuple):
     """W of the current sequence, from the start of the draw."""
     length: int | None
     margin: float
-    """A margin in nats: for rounding, or log(1 / epsilon)."""
+    """A margin in nats, for rounding."""
 
     def weights(self, trajectory: Trajectory, start: int) -> np.ndarray:
         """W_t after each token of `trajectory` from `start` on, float64. The sum runs token by token, as on a device."""
@@ -256,15 +256,6 @@ def grid_slot(number: int, block_size: int) -> int:
     law of slot k is a function of the tokens up to the anchor.
     """
     return number % block_size
-
-
-def grid_origin(restarts: bool, trajectory: Trajectory) -> int:
-    """The position at which the first block starts, for an operation on `trajectory`.
-
-    Args:
-        restarts: False for the first generated token; True for the token at which the operation starts.
-    """
-    return len(trajectory.prompt) + (trajectory.length if restarts else 0)
 
 
 Operation: TypeAlias = Draw | Score

@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-from dflash_mcmc.ops import Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
+from dflash_mcmc.ops import Operation, Result, SamplingParams, Score, Steps, drive, grid_slot
 from dflash_mcmc.types import Trajectory
 
 
@@ -38,7 +38,6 @@ class ReferenceEngine:
         self.model, self.parts, self.drafter, self.companion, self.second = model, parts, drafter, companion, second
         self.anti = anti
         self.blend = Unblended() if blend is None else blend
-        self._origin = 0
 
     def run(self, chain: Steps[Result]) -> Result:
         """The result of a chain."""
@@ -47,7 +46,6 @@ class ReferenceEngine:
     def answer(self, operation: Operation) -> Trajectory:
         """The answer to a Draw or a Score."""
         trajectory = operation.trajectory
-        self._origin = grid_origin(self.blend.restarts_grid(), trajectory)
         if isinstance(operation, Score):
             for token in operation.tokens:
                 trajectory = self._append(trajectory, int(token), operation, *self._logits(trajectory, operation.source))
@@ -134,7 +132,7 @@ class ReferenceEngine:
 
     def _slot(self, trajectory: Trajectory) -> int:
         """The slot of the token after `trajectory`."""
-        return grid_slot(len(trajectory.prompt) + trajectory.length - self._origin, self._draft.num_drafted + 1)
+        return grid_slot(trajectory.length, self._draft.num_drafted + 1)
 
     def _drafted(self, trajectory: Trajectory, tokens: torch.Tensor, states: tuple[torch.Tensor, ...],
                  base: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc import errors
-from dflash_mcmc.ops import Floor, SamplingParams, grid_origin, grid_slot
+from dflash_mcmc.ops import Floor, SamplingParams, grid_slot
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.types import Trajectory
@@ -132,12 +132,6 @@ def path(prompt: int, generated: int) -> Trajectory:
     start = Trajectory.start(np.arange(prompt))
     log_p = -np.arange(1.0, generated + 1.0)
     return start.extended(np.arange(generated), log_p, np.full(generated, -0.5), np.zeros((generated, 2)), False, None, None)
-
-
-def test_the_grid_starts_at_the_first_generated_token_or_where_the_operation_starts():
-    assert grid_origin(False, path(3, 0)) == grid_origin(False, path(3, 2)) == 3
-    assert grid_origin(True, path(3, 0)) == 3
-    assert grid_origin(True, path(3, 2)) == 5
 
 
 def test_the_first_slot_of_each_block_is_an_anchor():

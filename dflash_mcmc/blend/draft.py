@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import options_with, register
+from dflash_mcmc.registry import register
 from dflash_mcmc.settings import Settings
 
 
@@ -22,30 +20,17 @@ class DraftBlend(Blend):
 
     Blocks of the draft start at generated tokens 0, B, 2B, .... The first token of each block has the target's logits alone.
     In the document, blocks start where a proposal starts, at a cut. The probability of a sequence then depends on the cut, so
-    the Metropolis-Hastings ratios belong to no single target. `grid=cut` does this, for comparison.
+    the Metropolis-Hastings ratios belong to no single target.
     """
 
     beta: float = identity(0.05, "share of the draft's logits", ge=0, le=1)
-    grid: Literal["absolute", "cut"] = identity(
-        "absolute", "where blocks start: absolute = at fixed tokens; cut = where a draw starts, as published: no law is left "
-        "invariant")
 
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the draft gives logits, that the decoder draws token by token, and that grid=cut comes with rescoring.
-
-        Raises ConfigError.
-        """
+        """Checks that the draft gives logits, and that the decoder draws token by token. Raises ConfigError."""
         check_features(config, "blend=draft")
         check_plain(config, "blend=draft, because the draft's logits for a block need the block's first token")
-        if self.grid == "cut" and not config.sampler.rescores():
-            able = options_with("sampler", "can_rescore")
-            raise ConfigError("blend.grid", self.grid, f"absolute; or sampler={able} sampler.rescore=true, which scores the "
-                              "current suffix on each proposal's blocks, as published")
-
-    def restarts_grid(self) -> bool:
-        return self.grid == "cut"
 
     def mix(self, last: Hidden, drafted: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * drafted[0]: hidden states for one head, or logits; any shape."""

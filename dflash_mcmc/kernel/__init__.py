@@ -14,7 +14,7 @@ schemes". Log-weights are float64 (N,), in nats. A minus infinity is a weight of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -120,35 +120,26 @@ def trace_entry(step: MetropolisStep, block: int, number: int, length: int) -> d
             "log_ratio": step.log_ratio, "decision": step.decision, "log_p": float(step.trajectory.log_p.sum())}
 
 
-def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], law_error: float, trace: Sequence[dict]) -> ChainResult:
+def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], trace: Sequence[dict]) -> ChainResult:
     """The result of a chain after its steps."""
     return ChainResult(trajectory, len(steps), sum(step.accepted for step in steps), sum(step.moved for step in steps),
-                       sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))
+                       sum(step.decision == "abandon" for step in steps), trace=tuple(trace))
 
 
-class UniformCuts(NamedTuple):
-    """Every place of the state is equally likely, or every place up to the horizon."""
+class UniformCuts:
+    """Every place of the state is equally likely."""
 
-    past_end: bool
-    """Whether places past the end of the state are drawn too. Such a cut changes nothing."""
-
-    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+    def draw(self, path: Trajectory, key: Key) -> int:
         """A cut, in tokens of the answer."""
-        return key.integer(horizon if self.past_end else path.length)
+        return key.integer(path.length)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
-        return 0.0 if self.past_end else math.log(path.length / proposal.length)
+        return math.log(path.length / proposal.length)
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
         """An upper bound for g: see `EntropyCuts.bound`. A proposal of n tokens has n places."""
-        return 0.0, None if self.past_end else path.length
-
-    def mean_redrawn(self, state: float, horizon: float) -> float:
-        """Mean number of tokens after a cut, for a state of `state` tokens. A cut past its end redraws nothing."""
-        places = max(1.0, state)
-        inside = places / max(1.0, horizon) if self.past_end else 1.0
-        return (state - (places - 1.0) / 2) * inside
+        return 0.0, path.length
 
 
 class EntropyCuts(NamedTuple):
@@ -156,7 +147,7 @@ class EntropyCuts(NamedTuple):
 
     power: float
 
-    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+    def draw(self, path: Trajectory, key: Key) -> int:
         """A cut, in tokens of the answer."""
         return key.categorical(cut_probabilities(path, self.power))
 
@@ -179,22 +170,18 @@ class EntropyCuts(NamedTuple):
             return math.log(jumps.sum() / jumps[: cut + 1].sum()), None
         return 0.0, path.length
 
-    def mean_redrawn(self, state: float, horizon: float) -> float:
-        """Mean number of tokens after a cut, as if the places were equally likely: the rises are not known beforehand."""
-        return (state + 1.0) / 2
-
 
 class ConfidenceCuts(NamedTuple):
-    """A place is more likely where the target finds the token unlikely, or all places of the state are equally likely."""
+    """A place is more likely where the target finds the token unlikely."""
 
-    floor: float | None
-    """The weight of a place whose token has probability 1; None for equally likely places."""
+    floor: float
+    """The weight of a place whose token has probability 1."""
 
     def places(self, path: Trajectory) -> np.ndarray:
         """Weights of the places of a path as cuts, float64 (length,)."""
-        return np.ones(path.length) if self.floor is None else self.floor - np.expm1(path.log_p)
+        return self.floor - np.expm1(path.log_p)
 
-    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+    def draw(self, path: Trajectory, key: Key) -> int:
         """A cut, in tokens of the answer."""
         places = self.places(path)
         return key.categorical(places / places.sum())
@@ -210,8 +197,6 @@ class ConfidenceCuts(NamedTuple):
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
         """An upper bound for g: see `EntropyCuts.bound`. A proposal of one token after the cut, of probability 0, has it."""
-        if self.floor is None:
-            return 0.0, path.length
         most = math.log(self.floor + 1.0) - math.log(self.places(path)[:cut].sum() + self.floor + 1.0)
         return most - self.log_share(path, cut), None
 
@@ -221,14 +206,12 @@ class Move(NamedTuple):
 
     alpha: float
     cuts: UniformCuts | EntropyCuts | ConfidenceCuts
-    epsilon: float | None = None
-    """The chance of a wrong early rejection; None for early rejection that is exact."""
 
     def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor:
         """The threshold for abandoning a proposal from `cut` on: the early rejection of Solonen et al. 2012, for sequences."""
-        margin = ROUNDING * self.alpha * (horizon - cut) if self.epsilon is None else -math.log(self.epsilon)
         most, length = self.cuts.bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
-        return Floor(log_uniform, self.alpha, path.weight(self.alpha, cut) - most, length, margin)
+        return Floor(log_uniform, self.alpha, path.weight(self.alpha, cut) - most, length,
+                     ROUNDING * self.alpha * (horizon - cut))
 
     def decide(self, path: Trajectory, proposal: Trajectory, horizon: int, cut: int, log_uniform: float,
                floor: Floor | None) -> MetropolisStep:
@@ -257,15 +240,6 @@ def cut_probabilities(path: Trajectory, power: float) -> np.ndarray:
     return jumps / total if total > 0.0 else np.full(path.length, 1.0 / path.length)
 
 
-def why_lengths_matter(alpha: float) -> str:
-    """Why no bound on the weight of a growing suffix is known; empty where one is.
-
-    The exponential of alpha * log p - log q has a mean of at most 1 under every q if alpha >= 1 (a supermartingale: Ville's
-    inequality).
-    """
-    return f"weights grow with length at alpha={alpha:g} (below 1)" if alpha < 1.0 else ""
-
-
 def why_weights_rise(alpha: float, law: SamplingParams) -> str:
     """Why the weight of a suffix may rise as it grows, so that early rejection is not exact; empty if it never rises.
 
@@ -273,28 +247,25 @@ def why_weights_rise(alpha: float, law: SamplingParams) -> str:
     with 1/alpha <= temperature <= 1, on a support that depends on the prefix alone.
     """
     if alpha < 1.0:
-        return why_lengths_matter(alpha)
+        return f"weights grow with length at alpha={alpha:g} (below 1)"
     if not 1.0 / alpha - _EQUAL <= law.temperature <= 1.0:
         return f"the proposal's temperature {law.temperature:g} is not between 1/alpha={1 / alpha:g} and 1"
-    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-    on = [name for name in penalties if getattr(law, name) != getattr(SamplingParams(), name)]
-    return f"sampler.{on[0]} makes the proposal another law than p^(1/temperature)" if on else ""
+    return "a penalty makes the proposal another law than p^(1/temperature)" if law.has_penalty else ""
 
 
-def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
-            mean_redrawn: Callable[[float, float], float], stops: bool) -> ExpectedCost:
+def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int, stops: bool = False) -> ExpectedCost:
     """The expected cost of a chain on answers of `length` tokens.
 
     At stage k of K the state has n_k = min(k * horizon / K, length) tokens, and each of its `num_steps` steps draws
-    `mean_redrawn(n_k, horizon of the stage)` tokens again: (n_k + 1) / 2 for a cut that is uniform over the state.
+    (n_k + 1) / 2 tokens again, the mean for a cut that is uniform over the state.
 
     Args:
         stops: whether the chain ends with the stage in which its answer ends.
     """
     block = horizon / num_blocks
     num_stages = min(num_blocks, math.ceil(length / block)) if stops else num_blocks
-    states = [(min(stage * block, length), stage * block) for stage in range(1, num_stages + 1)]
-    return _cost(length, states, min(num_stages, math.ceil(length / block)), num_steps, mean_redrawn)
+    states = [min(stage * block, length) for stage in range(1, num_stages + 1)]
+    return _cost(length, states, min(num_stages, math.ceil(length / block)), num_steps)
 
 
 def doubling(num_blocks: int) -> list[int]:
@@ -302,20 +273,17 @@ def doubling(num_blocks: int) -> list[int]:
     return [2**exponent for exponent in range((num_blocks - 1).bit_length())] + [num_blocks]
 
 
-def doubling_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
-                  mean_redrawn: Callable[[float, float], float]) -> ExpectedCost:
+def doubling_cost(length: float, horizon: int, num_blocks: int, num_steps: int) -> ExpectedCost:
     """The expected cost of a chain whose horizons double until its answer of `length` tokens ends.
 
-    The last stage, at the full horizon, follows the extension in which the answer ends. With cuts that are uniform over the
-    state, the steps draw at most about 1.5 * num_steps * length tokens, however many blocks there are.
+    The last stage, at the full horizon, follows the extension in which the answer ends. The steps draw at most about
+    1.5 * num_steps * length tokens, however many blocks there are.
     """
-    reaches = [stage * horizon / num_blocks for stage in doubling(num_blocks)]
-    passed = [reach for reach in reaches if reach < length]
-    return _cost(length, [*((reach, reach) for reach in passed), (length, horizon)], 1 + len(passed), num_steps, mean_redrawn)
+    passed = [reach for stage in doubling(num_blocks) if (reach := stage * horizon / num_blocks) < length]
+    return _cost(length, [*passed, length], 1 + len(passed), num_steps)
 
 
-def _cost(length: float, states: Sequence[tuple[float, float]], num_extensions: int, num_steps: int,
-          mean_redrawn: Callable[[float, float], float]) -> ExpectedCost:
-    """The cost of stages, given as (length of the state, horizon), and of the extensions between them."""
-    redrawn = [mean_redrawn(state, reach) for state, reach in states]
-    return ExpectedCost(length, num_steps * sum(redrawn), 0.0, num_extensions + num_steps * len(states))
+def _cost(length: float, states: Sequence[float], num_extensions: int, num_steps: int) -> ExpectedCost:
+    """The cost of stages, given as lengths of the state, and of the extensions between them."""
+    redrawn = sum((state + 1.0) / 2 for state in states)
+    return ExpectedCost(length, num_steps * redrawn, 0.0, num_extensions + num_steps * len(states))

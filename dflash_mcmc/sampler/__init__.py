@@ -1,8 +1,8 @@
 """Samplers: generators of `Draw` and `Score` for one chain. Each states the law that it samples.
 
 What several samplers have is declared here once: `AtTemperature` or `ProposesAt` (alpha and a temperature), `Truncated`,
-`Penalised`, and `Staged`. Each is a group of fields with what they mean: the law q, its value in the identity, and the checks.
-A sampler inherits the groups that it has, and declares again only what differs. `Redraws` has a chain and its steps.
+`Staged`, and `RejectsEarly`. Each is a group of fields with what they mean: the law q, its value in the identity, and the
+checks. A sampler inherits the groups that it has, and declares again only what differs. `Redraws` has a chain and its steps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 
-from dflash_mcmc.errors import note
-from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, stage_horizon, trace_entry
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, stage_horizon, trace_entry, why_weights_rise
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps
 from dflash_mcmc.registry import Component
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
@@ -35,9 +35,6 @@ class Sampler(Component):
     """Whether every draw takes the most likely token, so that no randomness is used."""
     draws_once: ClassVar[bool] = False
     """Whether a chain is one draw from `law()`. Its log q is then its log probability and gives an importance weight."""
-    can_rescore: ClassVar[bool] = False
-    """Whether the sampler has a field `rescore`: score the current suffix again before each proposal."""
-
     takes_potential: ClassVar[bool] = False
     """Whether the sampler weighs answers by `Trajectory.weight`, so that a potential is a factor of its target."""
 
@@ -88,10 +85,6 @@ class Sampler(Component):
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
-        return False
-
-    def rescores(self) -> bool:
-        """Whether the current suffix is scored again before each proposal."""
         return False
 
     def reads_rows(self) -> bool:
@@ -149,35 +142,6 @@ class Truncated(Sampler):
 
 
 @dataclass(kw_only=True)
-class Penalised(Truncated):
-    """Fields: all parameters of the law q besides its temperature. The target p has no truncation and no penalty."""
-
-    __slots__ = ()
-
-    min_p: float = identity(0.0, "draws keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
-    repetition_penalty: float = identity(1.0, "draws divide the logits of tokens already present by this; 1 is off, as it "
-                                         "always is in the target", ge=SMALLEST, le=LARGEST)
-    frequency_penalty: float = identity(0.0, "draws subtract this from a token's logit for each time that it is in the answer "
-                                        "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
-    presence_penalty: float = identity(0.0, "draws subtract this from the logits of tokens that are in the answer so far; 0 "
-                                       "is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
-    penalty_counts: Literal["answer", "prompt+answer"] = identity(
-        "answer", "tokens that frequency and presence penalty count: answer = as the OpenAI API and vLLM; prompt+answer = "
-        "those of the prompt too")
-
-    def canonical(self, config: Settings) -> dict[str, object]:
-        """Leaves out what penalties count where none counts."""
-        values = super().canonical(config)
-        return values if self.law().counts_tokens else {**values, "penalty_counts": "answer"}
-
-    def law(self) -> SamplingParams:
-        return super().law()._replace(min_p=self.min_p, repetition_penalty=self.repetition_penalty,
-                                      frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
-                                      counts_prompt=self.penalty_counts == "prompt+answer" and bool(
-                                          self.frequency_penalty or self.presence_penalty))
-
-
-@dataclass(kw_only=True)
 class Staged(Sampler):
     """Fields: the stages of a chain whose horizon grows, and the steps in each of them."""
 
@@ -196,16 +160,50 @@ class Staged(Sampler):
         return dataclasses.replace(self, num_blocks=min(self.num_blocks, most))
 
 
-class Redraws(Staged):
-    """Chains through stages, whose steps choose a cut, draw the suffix again, and take it or stay."""
+@dataclass(kw_only=True)
+class RejectsEarly(Staged):
+    """Field: whether a proposal is abandoned once it cannot be accepted any more."""
 
     __slots__ = ()
+
+    early_reject: Literal["auto", "off", "exact"] = runtime(
+        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
+        "where it holds, else off")
 
     takes_potential = True
 
     @abstractmethod
+    def why_not_early(self, unblended: bool) -> str:
+        """Why early rejection would change decisions; empty where it does not. `unblended`: the target has no blend."""
+
+    def check(self, config: Settings) -> None:
+        """Raises ConfigError for early rejection that would change decisions."""
+        if self.early_reject == "exact" and (reason := self.why_not_early(config.blend.is_null)):
+            raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {reason}")
+
+    def resolved(self, config: Settings) -> Self:
+        """See `Staged.resolved`. In place of auto it has what holds under the blend of the run."""
+        kind = self.early_reject
+        if kind == "auto":
+            kind = "off" if self.why_not_early(config.blend.is_null) else "exact"
+        return dataclasses.replace(Staged.resolved(self, config), early_reject=kind)
+
+    def rejects_early(self) -> bool:
+        """See `Sampler`. Without a configuration there may be a blend, and auto stands for what holds under it."""
+        return self.early_reject != "off" and not self.why_not_early(unblended=self.early_reject == "exact")
+
+
+class Redraws(RejectsEarly):
+    """Chains through stages, whose steps choose a cut, draw the suffix again, and take it or stay."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def move(self) -> Move:
         """The power of the target, and where a suffix may start."""
+
+    def why_not_early(self, unblended: bool) -> str:
+        return why_weights_rise(self.move().alpha, self.law())
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
@@ -233,7 +231,7 @@ class Redraws(Staged):
                 trace.append(trace_entry(step, block, step_number, path.length))
                 steps.append(step)
                 path = step.trajectory
-        return result(path, steps, 0.0, trace), steps
+        return result(path, steps, trace), steps
 
     def reach(self, path: Trajectory, block: int, horizon: int) -> int:
         """The horizon of stage `block`, in tokens."""
@@ -254,18 +252,9 @@ class Redraws(Staged):
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         move = self.move()
-        cut = move.cuts.draw(path, horizon, key.fold_in("cut"))
-        if cut >= path.length:  # nothing follows the cut, so that the proposal is the state
-            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        cut = move.cuts.draw(path, key.fold_in("cut"))
         log_uniform = key.fold_in("accept").log_uniform()
-        along: Trajectory | None = path
-        floor = self.threshold(path, horizon, cut, log_uniform)
-        if self.rescores():
-            path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor,
+        floor = move.floor(path, horizon, cut, log_uniform) if self.rejects_early() else None
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), path, floor,
                               entropy=isinstance(move.cuts, EntropyCuts))
         return move.decide(path, proposal, horizon, cut, log_uniform, floor)
-
-    def threshold(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
-        """The threshold for abandoning a proposal from `cut` on; None if it is never abandoned."""
-        return self.move().floor(path, horizon, cut, log_uniform) if self.rejects_early() else None

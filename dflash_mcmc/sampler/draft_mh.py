@@ -10,10 +10,9 @@ import numpy as np
 
 from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Staged
@@ -34,16 +33,9 @@ class DraftMH(Staged, ProposesAt):
     """
 
     draft_temperature: float = identity(1.0, "temperature of the draft's law", ge=SMALLEST, le=LARGEST)
-    cut: Literal["current", "start"] = identity(
-        "current", "where a suffix may start: current = any place of the current sequence; start = its start (an independence "
-        "sampler)")
     proposal: Literal["draft", "mixture"] = identity(
         "draft", "draft = the draft alone; mixture = the draft or the target, drawn by weight")
     draft_weight: float = identity(0.5, "share of the draft in the mixture", gt=0, lt=1)
-    early_reject: Literal["off", "eps"] = identity(
-        "off", "abandon a proposal of the draft once it cannot be accepted any more: eps = each decision wrong with "
-        "probability at most epsilon; off")
-    epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
 
     needs_draft = True
     takes_potential = True
@@ -52,24 +44,16 @@ class DraftMH(Staged, ProposesAt):
         check_source(config, "sampler=draft_mh", "sampler.proposal=mixture" if self.proposal == "draft" else "")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
-        if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
-            raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
-                              "below 1")
 
     def canonical(self, config: Settings) -> dict[str, object]:
         values = ProposesAt.canonical(self, config)
         if self.proposal == "draft":
             values.update(draft_weight=None, proposal_temperature=None)
-        if self.early_reject == "off":
-            values["epsilon"] = None
         return values
 
     def law(self) -> SamplingParams:
         """The draft's law q_d."""
         return SamplingParams(self.draft_temperature)
-
-    def rejects_early(self) -> bool:
-        return self.early_reject != "off"
 
     def source(self) -> str:
         return "draft"
@@ -86,8 +70,7 @@ class DraftMH(Staged, ProposesAt):
 
         With the mixture, a token that is drawn from one part is also scored under the other part.
         """
-        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps,
-                       lambda state, _: state if self.cut == "start" else (state + 1) / 2, stops=False)
+        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps)
         cost = cost._replace(drafts=cost.num_draws)
         if self.proposal == "draft":
             return cost
@@ -106,8 +89,7 @@ class DraftMH(Staged, ProposesAt):
                 trace.append(trace_entry(step, block, step_number, path.length))
                 steps.append(step)
                 path = step.trajectory
-        bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
-        return result(path, steps, bound, trace)
+        return result(path, steps, trace)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Scores the state under the mixture's other part first."""
@@ -118,23 +100,17 @@ class DraftMH(Staged, ProposesAt):
     def transition(self, path: Trajectory, other: np.ndarray, horizon: int,
                    key: Key) -> Steps[tuple[MetropolisStep, np.ndarray]]:
         """One step. `other`, float64 (length,): log-probabilities of the path under the mixture's other part."""
-        cut = key.fold_in("cut").integer(path.length) if self.cut == "current" else 0
-        log_uniform = key.fold_in("accept").log_uniform()
-        proposal, proposed = yield from self._propose(path, horizon, cut, log_uniform, key)
-        if not proposal.complete(horizon):
-            return MetropolisStep(path, cut, proposal.length, self._floor(path, cut, log_uniform).bound(
-                self.log_weight(proposal, proposed, cut), proposal.length), "abandon"), other
+        cut, log_uniform = key.fold_in("cut").integer(path.length), key.fold_in("accept").log_uniform()
+        proposal, proposed = yield from self._propose(path, horizon, cut, key)
         proposed = np.concatenate([other[:cut], proposed])
         step = decide(path, proposal, cut, self.log_ratio(path, other, proposal, proposed, cut), log_uniform)
         return step, proposed if step.accepted else other
 
-    def _propose(self, path: Trajectory, horizon: int, cut: int, log_uniform: float,
-                 key: Key) -> Steps[tuple[Trajectory, np.ndarray]]:
+    def _propose(self, path: Trajectory, horizon: int, cut: int, key: Key) -> Steps[tuple[Trajectory, np.ndarray]]:
         """A proposal with a new suffix from `cut` on, and the suffix's log-probabilities under the other part."""
         start, token_key = path.prefix(cut), key.fold_in("token")
         if self.proposal == "draft":
-            floor = self._floor(path, cut, log_uniform) if self.early_reject == "eps" else None
-            proposal = yield Draw(start, horizon, self.law(), token_key, "draft", path, floor)
+            proposal = yield Draw(start, horizon, self.law(), token_key, "draft", path)
             return proposal, np.zeros(proposal.length - cut)
         if key.fold_in("part").log_uniform() < math.log(self.draft_weight):
             proposal = yield Draw(start, horizon, self.law(), token_key, "draft")
@@ -150,17 +126,12 @@ class DraftMH(Staged, ProposesAt):
         scored = yield Score(path.prefix(start), path.tokens[start:], self.other_law(), "base")
         return scored.log_q[start:]
 
-    def _floor(self, path: Trajectory, cut: int, log_uniform: float) -> Floor:
-        length = path.length if self.cut == "current" else None
-        return Floor(log_uniform, self.alpha, self.log_weight(path, np.zeros(path.length - cut), cut), length,
-                     -math.log(self.epsilon))
-
     def log_ratio(self, path: Trajectory, other: np.ndarray, proposal: Trajectory, proposed: np.ndarray, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         start = cut
         if self.proposal == "draft":  # tokens that both share after the cut have the same weight: they are left out
             start += common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        term = math.log(path.length / proposal.length) if self.cut == "current" else 0.0
+        term = math.log(path.length / proposal.length)
         return self.log_weight(proposal, proposed[start:], start) - self.log_weight(path, other[start:], start) + term
 
     def log_weight(self, path: Trajectory, other: np.ndarray, start: int) -> float:

@@ -6,19 +6,17 @@ has rejected the draft as a proposal. The steps are those of `power_mh`, so that
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
 from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import ConfidenceCuts, Move, mh_cost, why_weights_rise
+from dflash_mcmc.kernel import ConfidenceCuts, Move, UniformCuts, mh_cost
 from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import ProposesAt, Redraws, Staged
+from dflash_mcmc.sampler import ProposesAt, Redraws
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
@@ -47,40 +45,16 @@ class DraftRefine(Redraws, ProposesAt):
     cut: Literal["current", "confidence"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence; confidence = any place, and more "
         "often one whose token the target finds unlikely")
-    early_reject: Literal["auto", "off", "exact"] = identity(
-        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
-        "where it holds, else off")
 
     needs_draft = True
 
     def check(self, config: Settings) -> None:
         check_source(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
-        if self.early_reject == "exact" and self._no_early_rejection():
-            raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
-
-    def resolved(self, config: Settings) -> DraftRefine:
-        staged = Staged.resolved(self, config)
-        if self.early_reject != "auto":
-            return staged
-        return dataclasses.replace(staged, early_reject="off" if self._no_early_rejection() else "exact")
-
-    def canonical(self, config: Settings) -> dict[str, object]:
-        return {**ProposesAt.canonical(self, config), "early_reject": None}
-
-    def rejects_early(self) -> bool:
-        return self.early_reject != "off" and not self._no_early_rejection()
-
-    def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold; empty where it does."""
-        return why_weights_rise(self.alpha, self.law())
-
-    def cuts(self) -> ConfidenceCuts:
-        """Where a suffix may start."""
-        return ConfidenceCuts(_FLOOR if self.cut == "confidence" else None)
+        Redraws.check(self, config)
 
     def move(self) -> Move:
-        return Move(self.alpha, self.cuts())
+        return Move(self.alpha, ConfidenceCuts(_FLOOR) if self.cut == "confidence" else UniformCuts())
 
     def power(self) -> float:
         return self.alpha
@@ -89,8 +63,7 @@ class DraftRefine(Redraws, ProposesAt):
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
         if self.cut == "confidence":
             return None
-        cost, drafted = (mh_cost(length, horizon, self.num_blocks, steps, lambda state, reach: (state + 1) / 2, stops=False)
-                         for steps in (self.num_steps, 0))
+        cost, drafted = (mh_cost(length, horizon, self.num_blocks, steps) for steps in (self.num_steps, 0))
         # What the draft has drawn is scored too.
         return cost._replace(scored=length, num_draws=cost.num_draws + drafted.num_draws,
                              drafts=drafted.num_draws, drafted=length)

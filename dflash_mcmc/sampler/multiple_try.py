@@ -15,14 +15,12 @@ from typing import Literal
 import numpy as np
 
 from dflash_mcmc import kernel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost, why_weights_rise
+from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 
@@ -32,8 +30,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
     """Markov chain on p^alpha that draws several suffixes from each cut, all at once, and takes one of them or stays.
 
     Target and stages are those of power_mh. A step chooses a cut and draws K suffixes y_1, ..., y_K from q after it. w(y) is
-    exp(W(y)), where W sums alpha * log p - log q over the suffix, times 1 / |y| if the cut was chosen among the places of the
-    state. Both forms leave the target invariant for every K.
+    exp(W(y)) / |y|, where W sums alpha * log p - log q over the suffix. Both forms leave the target invariant for every K.
 
     `form=multiple_try` picks y_j in proportion to w and accepts it with probability
     min(1, sum_k w(y_k) / (w(x) + sum_{k != j} w(y_k))). It needs no reference draws: given the cut, the tries do not depend
@@ -48,38 +45,20 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         "isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the tries by "
         "weight")
     num_tries: int = identity(4, "suffixes that a step draws", ge=1, le=65_536)
-    cut: Literal["current", "horizon"] = identity(
-        "current", "where a suffix may start: current = any place of the state; horizon = any place up to the horizon, places "
-        "past the end change nothing")
-    early_reject: Literal["auto", "off", "exact"] = identity(
-        "auto", "abandon a try once it cannot be taken any more, with form=isir: exact = the same choices as off; auto = "
-        "exact where it holds, else off")
-
-    def check(self, config: Settings) -> None:
-        if self.early_reject == "exact" and self._no_early_rejection():
-            raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
-
-    def canonical(self, config: Settings) -> dict[str, object]:
-        """Effective values. Early rejection changes no choice, so it is not part of the identity."""
-        return {**ProposesAt.canonical(self, config), "early_reject": None}
 
     def move(self) -> Move:
-        return Move(self.alpha, UniformCuts(self.cut == "horizon"))
+        return Move(self.alpha, UniformCuts())
 
     def width(self) -> int:
         """All tries of a step are drawn at once."""
         return self.num_tries
-
-    def rejects_early(self) -> bool:
-        return self.early_reject != "off" and not self._no_early_rejection()
 
     def power(self) -> float | None:
         return None if self.law().truncates else self.alpha
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
-        redrawn = UniformCuts(self.cut == "horizon").mean_redrawn
-        none, one = (mh_cost(length, horizon, self.num_blocks, steps, redrawn, stops=False) for steps in (0, self.num_steps))
+        none, one = (mh_cost(length, horizon, self.num_blocks, steps) for steps in (0, self.num_steps))
         return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -88,9 +67,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        cut = self.move().cuts.draw(path, horizon, key.fold_in("cut"))
-        if cut >= path.length:
-            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        cut = self.move().cuts.draw(path, key.fold_in("cut"))
         contest = key.fold_in("choose").contest(self.num_tries + 1) if self.form == "isir" else None
         drawn: Sequence[Trajectory] = yield Together(tuple(
             Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", index), along=path,
@@ -127,8 +104,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
 
     def log_weight(self, path: Trajectory, cut: int) -> float:
         """log w of a state whose suffix starts at `cut`, in float64; an upper bound for an abandoned try."""
-        weight = path.weight(self.alpha, cut)
-        return weight - math.log(path.length) if self.cut == "current" else weight
+        return path.weight(self.alpha, cut) - math.log(path.length)
 
     def _floor(self, path: Trajectory, horizon: int, cut: int, contest: Contest | None, index: int) -> Floor | None:
         """The threshold below which try `index` cannot exceed the state; None without early rejection."""
@@ -136,8 +112,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
             return None
         return self.move().floor(path, horizon, cut, contest.lead(0, index))
 
-    def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold; empty where it does."""
+    def why_not_early(self, unblended: bool) -> str:
         if self.form != "isir":
             return "sampler.form=multiple_try needs the weight of every try"
-        return why_weights_rise(self.alpha, self.law())
+        return Redraws.why_not_early(self, unblended)

@@ -58,8 +58,11 @@ class PowerSMC(Truncated, AtTemperature):
 
     With `wrapper=pimh` a chain keeps (result, Z) and replaces it by those of a new run with probability min(1, Z' / Z). With
     `wrapper=csmc` each step runs SMC from a cut on, with the present state as particle 0, which always survives. The step
-    takes one of the particles by its final weight, times 1 / |y| if the cut is chosen among the places of the state. Both
+    takes one of the particles by its final weight times 1 / |y|, since the cut is chosen among the places of the state. Both
     leave p^alpha invariant for any number of particles.
+
+    The parents are systematic (one uniform number for all), and multinomial (independent) in the steps of csmc, whose form of
+    systematic resampling has another law.
 
     p is the (blended) target; p^alpha is restricted to the support of the proposals.
     """
@@ -68,17 +71,11 @@ class PowerSMC(Truncated, AtTemperature):
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
-    resampling: Literal["multinomial", "systematic"] | None = identity(
-        None, "multinomial = independent parents; systematic = one uniform number for all parents; null takes systematic, and "
-        "multinomial with wrapper=csmc, whose form of systematic would have another law")
     proposal: Literal["target", "draft"] = identity(
         "target", "target = tokens from the target; draft = blocks from the draft, the first token of a block from the target")
     wrapper: Literal["none", "pimh", "csmc"] = identity(
         "none", "none = one run; pimh = particle-independent Metropolis-Hastings; csmc = conditional SMC")
     num_steps: int = identity(4, "steps of the wrapper after the first run", ge=0)
-    cut: Literal["start", "current", "horizon"] = identity(
-        "current", "where a step of csmc starts: start = at the first token; current = any place of the state; horizon = any "
-        "place up to the horizon, places past the end change nothing")
 
     takes_draft = True
     takes_potential = True
@@ -87,9 +84,6 @@ class PowerSMC(Truncated, AtTemperature):
         if self.wrapper == "csmc" and self.num_particles < 2:
             raise ConfigError("sampler.num_particles", self.num_particles, "at least 2 with sampler.wrapper=csmc, where "
                               "particle 0 is the present state")
-        if self.wrapper == "csmc" and self.resampling == "systematic":
-            raise ConfigError("sampler.resampling", self.resampling, "multinomial or null with sampler.wrapper=csmc: the "
-                              "conditional form of systematic resampling has another law")
         if self.wrapper != "none" and not self.num_steps:
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
         if self.proposal == "draft":
@@ -104,20 +98,12 @@ class PowerSMC(Truncated, AtTemperature):
         check_source(config, "sampler.proposal=draft", "sampler.proposal=target")
         check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
 
-    @property
-    def scheme(self) -> str:
-        """How parents are drawn: `resampling`, or what null stands for."""
-        return self.resampling or ("multinomial" if self.wrapper == "csmc" else "systematic")
-
     def canonical(self, config: Settings) -> dict[str, object]:
         values = AtTemperature.canonical(self, config)
-        values["resampling"] = self.scheme
         if self.wrapper == "none":
-            values.update(num_steps=None, cut=None)
-        elif self.wrapper == "pimh":
-            values["cut"] = None
+            values["num_steps"] = None
         if self.num_particles == 1:
-            values.update(block_size=None, ess_threshold=None, resampling=None)
+            values.update(block_size=None, ess_threshold=None)
         return values
 
     def source(self) -> str:
@@ -138,7 +124,7 @@ class PowerSMC(Truncated, AtTemperature):
             tokens = runs * self.num_particles * length
             return ExpectedCost(tokens, num_draws=runs * rounds, drafts=runs * rounds if self.proposal == "draft" else 0.0)
         others = (self.num_particles - 1) * self.num_steps
-        share = 1.0 if self.cut == "start" else (length + 1) / (2.0 * (length if self.cut == "current" else horizon))
+        share = (length + 1) / (2.0 * length)
         drawn = others * length * share
         draws = rounds * (1 + share * self.num_steps)
         drafts = draws if self.proposal == "draft" else 0.0
@@ -160,7 +146,7 @@ class PowerSMC(Truncated, AtTemperature):
             steps.append(step)
             trace.append(trace_entry(step, 1, step_number, length))
             clouds.append(cloud)
-        outcome = result(path, steps, 0.0, trace)
+        outcome = result(path, steps, trace)
         return outcome._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
 
     def independent_step(self, path: Trajectory, log_z: float, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, Cloud]]:
@@ -172,14 +158,10 @@ class PowerSMC(Truncated, AtTemperature):
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """A step of conditional SMC from a complete state of horizon `horizon`."""
-        bound = {"start": 1, "current": path.length, "horizon": horizon}[self.cut]
-        cut = key.fold_in("cut").integer(bound)
-        if cut >= path.length:
-            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        cut = key.fold_in("cut").integer(path.length)
         cloud = yield from self.cloud(path.prefix(cut), horizon, key.fold_in("run"), path)
-        if self.cut == "current":  # the cut had probability 1 / |y| under each state y
-            lengths = np.array([other.length for other in cloud.paths])
-            cloud = cloud._replace(log_weights=cloud.log_weights - np.log(lengths))
+        lengths = np.array([other.length for other in cloud.paths])  # the cut had probability 1 / |y| under each state y
+        cloud = cloud._replace(log_weights=cloud.log_weights - np.log(lengths))
         number = cloud.number(key.fold_in("choose"))
         chosen = cloud.paths[number]
         decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
@@ -222,12 +204,9 @@ class PowerSMC(Truncated, AtTemperature):
 
     def _parents(self, log_weights: np.ndarray, key: Key, forced: bool) -> list[int]:
         """The parent of each particle: the number of the particle that it continues. Finished ones take part."""
-        count = self.num_particles
         if forced:
-            return [0, *kernel.multinomial(log_weights, count - 1, key)]
-        if self.scheme == "systematic":
-            return kernel.systematic(log_weights, key)
-        return kernel.multinomial(log_weights, count, key)
+            return [0, *kernel.multinomial(log_weights, self.num_particles - 1, key)]
+        return kernel.systematic(log_weights, key)
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
         """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle.

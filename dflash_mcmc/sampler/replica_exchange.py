@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, mh_cost, resul
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Staged
+from dflash_mcmc.sampler import RejectsEarly
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
@@ -33,7 +33,7 @@ class Rungs(NamedTuple):
 
 @register("sampler", "replica_exchange")
 @dataclass(slots=True, kw_only=True)
-class ReplicaExchange(Staged):
+class ReplicaExchange(RejectsEarly):
     """Metropolis-Hastings chains on p^alpha_1, ..., p^alpha_K, which exchange their states.
 
     Law: the product of p^alpha_k over the rungs, at the horizon of the stage. Each round leaves it invariant. The result is
@@ -50,14 +50,6 @@ class ReplicaExchange(Staged):
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
     num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
-    cut: Literal["current", "horizon"] = identity(
-        "current", "where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
-        "horizon, places past the end change nothing")
-    early_reject: Literal["auto", "off", "exact"] = identity(
-        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
-        "where it holds, else off")
-
-    takes_potential = True
 
     def check(self, config: Settings) -> None:
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
@@ -67,11 +59,10 @@ class ReplicaExchange(Staged):
                               "of sampler.alphas")
         if not (self.output == -1 or 1 <= self.output <= len(self.alphas)):
             raise ConfigError("sampler.output", self.output, f"1 to {len(self.alphas)}, or -1 for the last")
-        if self.early_reject == "exact" and self._no_early_rejection():
-            raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
+        RejectsEarly.check(self, config)
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1, "early_reject": None}
+        return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1}
 
     @property
     def output_rung(self) -> int:
@@ -88,7 +79,7 @@ class ReplicaExchange(Staged):
 
     def moves(self) -> tuple[Move, ...]:
         """The moves of each rung: its power, and where a suffix may start."""
-        return tuple(Move(alpha, UniformCuts(self.cut == "horizon")) for alpha in self.alphas)
+        return tuple(Move(alpha, UniformCuts()) for alpha in self.alphas)
 
     def law(self) -> SamplingParams:
         """The proposal law of the output rung."""
@@ -98,16 +89,12 @@ class ReplicaExchange(Staged):
         """All rungs draw at once."""
         return len(self.alphas)
 
-    def rejects_early(self) -> bool:
-        return self.early_reject != "off" and not self._no_early_rejection()
-
     def power(self) -> float:
         return self.alphas[self.output_rung]
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
-        redrawn = UniformCuts(self.cut == "horizon").mean_redrawn
-        one = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, stops=False)
+        one = mh_cost(length, horizon, self.num_blocks, self.num_steps)
         return ExpectedCost(*(value * len(self.alphas) for value in one))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -127,7 +114,7 @@ class ReplicaExchange(Staged):
                 ladder, swapped = self.swap(ladder, block_key.fold_in("swap", sweep))
                 swaps.append(swapped)
                 replicas.swap(swapped)
-        outcome = result(ladder.paths[self.output_rung].under(self.output_rung), steps, 0.0, trace)
+        outcome = result(ladder.paths[self.output_rung].under(self.output_rung), steps, trace)
         rates = np.mean(swaps, axis=0) if swaps else np.zeros(count - 1)
         measures = {f"swaps_{rung}_{rung + 1}": float(rate) for rung, rate in enumerate(rates, start=1)}
         return outcome._replace(measures={**measures, "round_trips": float(replicas.round_trips),
@@ -152,18 +139,16 @@ class ReplicaExchange(Staged):
         """A Metropolis-Hastings step of every rung, at once."""
         laws, states = self.laws(), [path.under(rung) for rung, path in enumerate(ladder.paths)]
         moves, early = self.moves(), self.rejects_early()
-        cuts = [move.cuts.draw(state, horizon, key.fold_in("cut", rung))
+        cuts = [move.cuts.draw(state, key.fold_in("cut", rung))
                 for rung, (move, state) in enumerate(zip(moves, states, strict=True))]
-        uniforms = {rung: key.fold_in("accept", rung).log_uniform() for rung, cut in enumerate(cuts)
-                    if cut < states[rung].length}
-        floors = {rung: moves[rung].floor(states[rung], horizon, cuts[rung], uniforms[rung]) if early else None
-                  for rung in uniforms}
+        uniforms = [key.fold_in("accept", rung).log_uniform() for rung in range(len(states))]
+        floors = [move.floor(state, horizon, cut, uniform) if early else None
+                  for move, state, cut, uniform in zip(moves, states, cuts, uniforms, strict=True)]
         drawn = yield Together(tuple(
-            Draw(states[rung].prefix(cuts[rung]), horizon, laws[rung], key.fold_in("token", rung), along=states[rung],
-                 floor=floors[rung], laws=laws) for rung in uniforms))
-        steps = [MetropolisStep(state, cut, state.length, 0.0, "identical") for state, cut in zip(states, cuts, strict=True)]
-        for rung, proposal in zip(uniforms, drawn, strict=True):
-            steps[rung] = moves[rung].decide(states[rung], proposal, horizon, cuts[rung], uniforms[rung], floors[rung])
+            Draw(state.prefix(cuts[rung]), horizon, laws[rung], key.fold_in("token", rung), along=state,
+                 floor=floors[rung], laws=laws) for rung, state in enumerate(states)))
+        steps = [move.decide(state, proposal, horizon, cut, uniform, floor) for move, state, proposal, cut, uniform, floor
+                 in zip(moves, states, drawn, cuts, uniforms, floors, strict=True)]
         born = tuple(rung if step.moved else old for rung, (step, old) in enumerate(zip(steps, ladder.born, strict=True)))
         return Rungs(tuple(step.trajectory for step in steps), born), steps
 
@@ -178,8 +163,8 @@ class ReplicaExchange(Staged):
                 born[low], born[low + 1] = born[low + 1], born[low]
         return Rungs(tuple(paths), tuple(born)), tuple(accepted)
 
-    def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold on every rung; empty where it does."""
+    def why_not_early(self, unblended: bool) -> str:
+        """See `RejectsEarly`, for every rung."""
         reasons = (why_weights_rise(alpha, law) for alpha, law in zip(self.alphas, self.laws(), strict=True))
         return next(filter(None, reasons), "")
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, LawFunction, SamplingParams
+from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, LawFunction, SamplingParams
 from dflash_mcmc.process.functions import fingerprint, function_at
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import AtTemperature, Penalised
+from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
@@ -30,7 +30,7 @@ def _loaded(path: str, content: str) -> LawFunction:
 
 @register("sampler", "temperature")
 @dataclass(slots=True, kw_only=True)
-class Temperature(Penalised, AtTemperature):
+class Temperature(Truncated, AtTemperature):
     """Each token from softmax(logits / temperature), with penalties, truncated by top-n-sigma, top-k, typical, top-p, min-p.
 
     Law: prod_t q(x_t | x_<t), where q is the law that `SamplingParams` describes. At temperature 1/alpha every token's
@@ -46,6 +46,16 @@ class Temperature(Penalised, AtTemperature):
 
     alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
+    min_p: float = identity(0.0, "draws keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
+    repetition_penalty: float = identity(1.0, "draws divide the logits of tokens already present by this; 1 is off, as it "
+                                         "always is in the target", ge=SMALLEST, le=LARGEST)
+    frequency_penalty: float = identity(0.0, "draws subtract this from a token's logit for each time that it is in the answer "
+                                        "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
+    presence_penalty: float = identity(0.0, "draws subtract this from the logits of tokens that are in the answer so far; 0 "
+                                       "is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
+    penalty_counts: Literal["answer", "prompt+answer"] = identity(
+        "answer", "tokens that frequency and presence penalty count: answer = as the OpenAI API and vLLM; prompt+answer = "
+        "those of the prompt too")
     top_n_sigma: float = identity(0.0, "draws keep tokens whose logit is at most this many standard deviations below the "
                                   "largest; 0 keeps all", ge=0, later=True)
     typical_p: float = identity(1.0, "draws keep the smallest set with at least this mass of the tokens whose surprisal is "
@@ -82,8 +92,11 @@ class Temperature(Penalised, AtTemperature):
         return self._fields()
 
     def _fields(self) -> SamplingParams:
-        return Penalised.law(self)._replace(top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
-                                            temperature_last=self.order == "temperature_last")
+        return Truncated.law(self)._replace(
+            min_p=self.min_p, top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
+            repetition_penalty=self.repetition_penalty, frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty, temperature_last=self.order == "temperature_last",
+            counts_prompt=self.penalty_counts == "prompt+answer" and bool(self.frequency_penalty or self.presence_penalty))
 
     def fingerprint(self) -> str | None:
         return None if self.function is None else fingerprint("sampler.function", self.function)
@@ -93,9 +106,15 @@ class Temperature(Penalised, AtTemperature):
         return self.sampling_mask
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """The law depends on the temperature alone, given directly or by alpha, or on a function, known by its name."""
-        of_function = {"function": self.function.rpartition(":")[2], "temperature": None} if self.function else {}
-        return {**Penalised.canonical(self, config), "alpha": None, **of_function}
+        """The law depends on the temperature, given directly or by alpha, or on a function, known by its name.
+
+        What penalties count is left out where none counts.
+        """
+        values = {**AtTemperature.canonical(self, config), "alpha": None}
+        if not self.law().counts_tokens:
+            values["penalty_counts"] = "answer"
+        return values if self.function is None else {
+            **values, "function": self.function.rpartition(":")[2], "temperature": None}
 
     def remarks(self) -> list[str]:
         """That alpha is a temperature here."""

@@ -111,10 +111,9 @@ def match(name: str, draft: Draft, value: float) -> Decoding:
 
 def _draft_mh(law: float) -> dict[str, DraftMH]:
     """Samplers with the target and the schedule of power_mh; `law` is the temperature of their draft."""
-    draft = DraftMH(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, cut="current", proposal="draft",
-                    draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
-    return {"draft": draft, "mixture": dataclasses.replace(draft, proposal="mixture"),
-            "eps": dataclasses.replace(draft, early_reject="eps")}
+    draft = DraftMH(alpha=power_mh().alpha, draft_temperature=law, num_blocks=4, num_steps=2, proposal="draft",
+                    draft_weight=0.5, proposal_temperature=None)
+    return {"draft": draft, "mixture": dataclasses.replace(draft, proposal="mixture")}
 
 
 def _in_turn(subject: Subject, cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[int, Measurement]]:

@@ -125,8 +125,7 @@ def result_of(chain: Finished[int]) -> ChainResult:
 def power_mh(**changes) -> PowerMH:
     """The sampler with the published setting, 16 blocks of 2 steps, and `changes`."""
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=16, num_steps=2, schedule="published", cut="current",
-                  proposal="base", rule="exact", after_eos="continue", early_reject="exact", epsilon=1e-5, rescore=False,
-                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+                  proposal="base", rule="exact", early_reject="exact", top_k=0, top_p=1.0)
     return PowerMH(**{**values, **changes})
 
 

@@ -59,7 +59,6 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
         *((f"4 blocks of {n} steps", {"num_blocks": 4, "num_steps": n}, {}) for n in (0, 1, 2, 5, 10)),
         *((f"4 blocks, length {n * shortest}", {"num_blocks": 4}, {"horizon": n * shortest}) for n in (1, 2, 4)),
         *((f"4 blocks, {n} chains a problem", {"num_blocks": 4}, {"chains_per_prompt": n}) for n in (1, 4)),
-        ("16 blocks, after_eos=return", {"after_eos": "return"}, {}),
         *((f"16 blocks of {n} steps, schedule=adaptive", {"schedule": "adaptive", "num_steps": n}, {}) for n in (2, 4, 8)),
     ]
     for name, changes, extra in cases if subject.name == "tiny" else (cases[0], cases[2], cases[4]):

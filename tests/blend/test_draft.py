@@ -13,20 +13,11 @@ from dflash_mcmc.errors import UserError
 
 
 def test_mixture():
-    mixed = DraftBlend(beta=0.25, grid="absolute").mix(np.array([4.0, 8.0]), [np.array([0.0, 16.0])], lambda hidden: hidden)
+    mixed = DraftBlend(beta=0.25).mix(np.array([4.0, 8.0]), [np.array([0.0, 16.0])], lambda hidden: hidden)
     assert mixed.tolist() == [3.0, 10.0]
-    assert DraftBlend(beta=0.25, grid="absolute").tapped_layers(8) == ()
+    assert DraftBlend(beta=0.25).tapped_layers(8) == ()
 
 
 def test_a_speculative_decoder_is_refused(make_config):
     with pytest.raises(UserError, match=r"decoder: given 'speculative_match'; allowed: plain with blend=draft"):
         make_config("draft=tiny", "blend=draft", "decoder=speculative_match")
-
-
-def test_the_published_grid_requires_its_sampler_options(make_config):
-    with pytest.raises(UserError, match=r"blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh sampler.resc"):
-        make_config("draft=tiny", "blend=draft", "blend.grid=cut")
-    with pytest.raises(UserError, match=r"sampler.rescore: given True; allowed: false without blend.grid=cut"):
-        make_config("sampler.rescore=true")
-    config = make_config("draft=tiny", "blend=draft", "blend.grid=cut", "sampler.rescore=true")
-    assert config.sampler.early_reject == "off"

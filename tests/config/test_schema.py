@@ -50,7 +50,7 @@ MISTAKES = {
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number >= 1e-06"),
     "number for true": (["dry_run=2"], "dry_run", "'2'; allowed: true or false"),
     "one for true": (["dry_run=1"], "dry_run", "'1'; allowed: true or false"),
-    "zero for false": (["draft=tiny", "blend=draft", "sampler.rescore=0"], "sampler.rescore", "'0'; allowed: true or false"),
+    "zero for false": (["dry_run=0"], "dry_run", "'0'; allowed: true or false"),
     "fraction for a whole number": (["seed=1.5"], "seed", "'1.5'; allowed: a whole number"),
     "null for a number": (["sampler.alpha=null"], "sampler.alpha", "a number >= 1e-06"),
     "alpha zero": (["sampler.alpha=0"], "sampler.alpha", "0.0; allowed: a number >= 1e-06"),
@@ -62,8 +62,8 @@ MISTAKES = {
     "layer before the model": (["blend=layer", "blend.layer=-9"], "blend.layer", "-9; allowed: -8 to 7"),
     "no blocks": (["sampler.num_blocks=0"], "sampler.num_blocks", "0; allowed: a whole number >= 1"),
     "steps negative": (["sampler.num_steps=-1"], "sampler.num_steps", "-1; allowed: a whole number >= 0"),
-    "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'horizon'"),
-    "published with horizon cuts": (["sampler.rule=published", "sampler.cut=horizon"], "sampler.cut", "'current' with"),
+    "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'entropy'"),
+    "published with entropy cuts": (["sampler.rule=published", "sampler.cut=entropy"], "sampler.cut", "'current' with"),
     "top_p zero": (["sampler=temperature", "sampler.top_p=0"], "sampler.top_p", "> 0 and <= 1"),
     "temperature zero": (["sampler=temperature", "sampler.temperature=0"], "sampler.temperature", "a number >= 1e-06"),
     "chains zero": (["num_chains=0"], "num_chains", "0; allowed: a whole number >= 1"),
@@ -359,7 +359,6 @@ def test_defaults_are_not_shared():
     ({"alpha": True}, "sampler.alpha: given True; allowed: a number >= 1e-06"),
     ({"alpha": None}, "sampler.alpha: given None; allowed: a number >= 1e-06"),
     ({"num_blocks": 2.0}, "sampler.num_blocks: given 2.0; allowed: a whole number >= 1"),
-    ({"rescore": 1}, "sampler.rescore: given 1; allowed: true or false"),
     ({"alpah": 4}, "sampler.alpah: given 4; allowed: a field of PowerMH (did you mean 'alpha'?): alpha, proposal_temperature"),
 ], ids=str)
 def test_a_constructor_refuses_in_one_line(given, said):
@@ -378,8 +377,8 @@ def test_entries_of_lists_are_checked():
 
 def test_conditions_that_span_fields_are_checked_with_the_run(make_config):
     config = make_config("dataset.max_new_tokens=64")
-    with refused(start="sampler.after_eos: given 'return'; allowed: 'continue' with sampler.schedule=adaptive"):
-        PowerMH(schedule="adaptive", after_eos="return").check(config)
+    with refused(start="sampler.schedule: given 'adaptive'; allowed: 'published' with sampler.rule=published"):
+        PowerMH(schedule="adaptive", rule="published").check(config)
 
 
 def test_a_required_field_of_another_package(monkeypatch):

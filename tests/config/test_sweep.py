@@ -451,13 +451,13 @@ def test_what_a_sweep_asks_of_the_command_line_changes_no_identity():
     (["condition=temp", "sampler.temperature=0.25"], "temp"),  # 1/alpha, given directly
     (["condition=ps", "sampler.alpha=2", "sampler.num_steps=10"], "ps alpha=2 num_steps=10"),
     (["condition=ps", "sampler.proposal_temperature=0.5"], "ps proposal_temperature=0.5"),
-    (["condition=ps", "sampler.num_steps=10", "sampler.cut=horizon"], "ps cut=horizon num_steps=10"),
+    (["condition=ps", "sampler.num_steps=10", "sampler.cut=entropy"], "ps cut=entropy num_steps=10"),
     (["condition=smc", "sampler.alpha=2"], "smc alpha=2"),  # its temperature only follows alpha
     (["condition=replica_exchange", "sampler.alphas=[1,2,3]"], "replica_exchange alphas=[1, 2, 3]"),
     (["condition=replica_exchange", "sampler.temperatures=[1,1,1]"], "replica_exchange temperatures=[1, 1, 1]"),
-    (["condition=ps", "sampler.epsilon=0.1", "sampler.early_reject=off"], "ps"),  # neither changes an output
+    (["condition=ps", "sampler.entropy_power=2", "sampler.early_reject=off"], "ps"),  # neither changes an output
     (["condition=blend_ps", "blend.beta=-0.5", "blend.layers=[0,1]"], "blend_ps beta=-0.5 layers=[0, 1]"),
-    (["condition=ps", "sampler.presence_penalty=1"], "ps presence_penalty=1"),
+    (["condition=temp", "sampler.presence_penalty=1"], "temp presence_penalty=1"),
     (["experiment=power_sampling_paper", "condition=ps", "model=tiny", "hardware=local"], "ps"),  # its own number of steps
     (["experiment=power_sampling_paper", "condition=ps", "model=tiny", "hardware=local", "sampler.num_steps=2"],
      "ps num_steps=2"),
@@ -474,9 +474,9 @@ def test_a_label_names_what_differs(make_config, overrides, label):
 
 
 def test_a_run_that_is_older_than_a_field_has_its_value_off(make_config):
-    values = plain(make_config("condition=ps", "sampler.alpha=2"))
+    values = plain(make_config("condition=temp", "sampler.top_k=2"))
     del values["sampler"]["presence_penalty"], values["sampler"]["frequency_penalty"]
-    assert changes(values) == {"sampler.alpha": 2.0}
+    assert changes(values) == {"sampler.top_k": 2}
 
 
 def test_fields_that_vary_are_in_every_label_of_a_condition():

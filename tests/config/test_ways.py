@@ -89,16 +89,6 @@ def test_a_line_says_how_many_stages_there_are(tmp_path, capsys, given, tokens, 
     assert capsys.readouterr().err == said
 
 
-def test_conditional_smc_needs_no_other_field(tmp_path):
-    short = composed(tmp_path, "sampler=power_smc", "sampler.wrapper=csmc")
-    full = composed(tmp_path, "sampler=power_smc", "sampler.wrapper=csmc", "sampler.resampling=multinomial")
-    assert identity_of(short) == identity_of(full)
-    assert identity_of(short)["sampler.resampling"] == "multinomial"
-    for wrapper in ("none", "pimh"):
-        plain = composed(tmp_path, "sampler=power_smc", f"sampler.wrapper={wrapper}")
-        assert identity_of(plain)["sampler.resampling"] == "systematic"
-
-
 def test_none_as_agents_write_it_is_null(tmp_path):
     given = composed(tmp_path, "dataset.system=None", "dataset.limit=None", "model.rope_scaling=None")
     assert identity_of(given) == identity_of(composed(tmp_path, "dataset.system=null"))

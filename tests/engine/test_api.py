@@ -71,7 +71,6 @@ REFUSED = {
     ("model.rope_scaling={rope_type:yarn,factor:2.0}",): "model.rope_scaling: given {'rope_type': 'yarn', 'factor': 2.0}; "
                                                          "allowed: null with engine=api, or engine=slots: the server's own",
     ("engine.body={seed:1,priority:3,top_p:0.9}",): "engine.body: given 'seed, top_p'; allowed: fields that a request does",
-    ("sampler.rescore=true",): "sampler.rescore: given True; allowed: false without blend.grid=cut",
     ("engine.body=3",): "engine.body: given 3; allowed: null, or a mapping",
     ("engine.patience_seconds=0",): "engine.patience_seconds: given 0.0; allowed: a number > 0",
 }

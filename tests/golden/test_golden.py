@@ -9,7 +9,7 @@ from tests.golden import runs
 TOLERANCE = 1e-4
 """Of a float, relative to the larger of 1 and its size: other processors sum in another order."""
 
-QUICK = ("power_mh", "power_mh_eps", "best_of_n", "draft_mh_mixture", "draft_refine", "blend_layer_matched", "blend_draft_cut",
+QUICK = ("power_mh", "best_of_n", "draft_mh_mixture", "draft_refine", "blend_layer_matched", "blend_draft",
          "match_ngram", "rejection_block", "rejection_self", "temperature_penalty", "probe_deep_readout",
          "probe_speculative_mcmc")
 """Runs that `make test` draws: every sampler, decoder and kind of blend once. `make test-slow` draws all."""

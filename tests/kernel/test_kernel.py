@@ -58,8 +58,8 @@ def test_the_result_counts_each_decision():
     made = decide(STATE, OTHER, 1, 0.5, -1.0)
     steps = [made, made._replace(decision="identical"), *[made._replace(decision="reject")] * 3,
              *[made._replace(decision="abandon")] * 5]
-    found = result(STATE, steps, 0.25, [{"block": 1}])
-    assert (found.proposals, found.accepted, found.moved, found.abandoned, found.law_error) == (10, 2, 1, 5, 0.25)
+    found = result(STATE, steps, [{"block": 1}])
+    assert (found.proposals, found.accepted, found.moved, found.abandoned) == (10, 2, 1, 5)
     assert found.trace == ({"block": 1},)
 
 
@@ -70,10 +70,6 @@ def test_the_trace_has_the_length_before_and_log_p_after_a_step():
         "log_p": -7.0}
 
 
-def half(state: float, reach: float) -> float:
-    return (state + 1) / 2
-
-
 def test_stages_that_double():
     assert [doubling(count) for count in (1, 2, 3, 4, 5, 8)] == [
         [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 4, 8]]
@@ -81,18 +77,18 @@ def test_stages_that_double():
 
 def test_a_chain_of_two_stages():
     """Stages of 4 and 6 tokens: 3 steps draw 2.5 and 3.5 tokens, after two extensions."""
-    found = mh_cost(6.0, 8, 2, 3, half, stops=False)
+    found = mh_cost(6.0, 8, 2, 3)
     assert found == ExpectedCost(6.0, 3 * 6.0, 0.0, 2 + 3 * 2)
 
 
 def test_a_chain_that_stops_with_its_answer():
-    found = mh_cost(3.0, 8, 2, 3, half, stops=True)
+    found = mh_cost(3.0, 8, 2, 3, stops=True)
     assert found == ExpectedCost(3.0, 3 * 2.0, 0.0, 1 + 3)
 
 
 def test_a_chain_whose_stages_double():
     """The answer of 3 tokens passes the horizons 1 and 2 of 8, and the last stage is at 8."""
-    found = doubling_cost(3.0, 8, 8, 1, half)
+    found = doubling_cost(3.0, 8, 8, 1)
     assert found == ExpectedCost(3.0, 1.0 + 1.5 + 2.0, 0.0, 3 + 3)
 
 

@@ -80,11 +80,10 @@ class Tilted(NamedTuple):
 
 
 KERNELS = {
-    "power_mh": of_power_mh.make(alpha=3.0), "power_mh horizon": of_power_mh.make(cut="horizon"),
-    "power_mh entropy": of_power_mh.make(cut="entropy"),
+    "power_mh": of_power_mh.make(alpha=3.0), "power_mh entropy": of_power_mh.make(cut="entropy"),
     "power_mh exact": of_power_mh.make(early_reject="exact", proposal_temperature=0.5),
     "isir": of_multiple_try.make(), "mtm": of_multiple_try.make(form="multiple_try"),
-    "csmc start": of_power_smc.make(wrapper="csmc"), "csmc current": of_power_smc.make(wrapper="csmc", cut="current"),
+    "csmc": of_power_smc.make(wrapper="csmc"),
     "draft_mh": of_draft_mh.make(), "draft_mh mixture": of_draft_mh.make(proposal="mixture"),
     "draft_refine": of_draft_refine.make(),
 }
@@ -128,7 +127,7 @@ def _extended(law: dict, reach: int) -> dict:
     return longer
 
 
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"block_size": 2}], ids=str)
 def test_the_weights_of_particles_are_unbiased(changes):
     """E[Z 1(result = x)] is p(x)^alpha exp(beta r(x))."""
     engine, sampler = TabularEngine(MODEL), of_power_smc.make(**changes)

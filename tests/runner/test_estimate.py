@@ -42,24 +42,19 @@ def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks,
 
 def test_redrawn_is_the_mean_over_all_cuts(make_config):
     horizon, blocks, steps, length = 24, 4, 3, 15
-    for cut, places in (("current", lambda state, stage: range(state)), ("horizon", lambda state, stage: range(stage))):
-        config = make_config(*PS, f"sampler.cut={cut}", f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
-                             f"dataset.max_new_tokens={horizon}")
-        cost = config.sampler.expected_cost(length, horizon)
-        expected = sum(steps * np.mean([max(min(stage, length) - place, 0) for place in places(min(stage, length), stage)])
-                       for stage in (6, 12, 18, 24))
-        assert cost.proposed == pytest.approx(expected)
-        assert cost.extended == length
+    config = make_config(*PS, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
+                         f"dataset.max_new_tokens={horizon}")
+    cost = config.sampler.expected_cost(length, horizon)
+    states = [min(stage, length) for stage in (6, 12, 18, 24)]
+    assert cost.proposed == pytest.approx(sum(steps * np.mean([state - place for place in range(state)]) for state in states))
+    assert cost.extended == length
 
 
-def test_chain_that_returns_makes_the_steps_of_the_stages_up_to_its_end(make_config):
+def test_the_published_chain_makes_the_steps_of_the_stages_up_to_its_end(make_config):
     short = (*PS, "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=40")
-    on, back = (make_config(*short, f"sampler.after_eos={kind}").sampler.expected_cost(15, 40)
-                for kind in ("continue", "return"))
+    on, back = (make_config(*short, f"sampler.rule={rule}").sampler.expected_cost(15, 40) for rule in ("exact", "published"))
     assert on.proposed == 2 * (11 + 16 + 16 + 16) / 2
     assert back.proposed == 2 * (11 + 16) / 2
-    published = make_config(*short, "sampler.rule=published").sampler.expected_cost(15, 40)
-    assert published == back
 
 
 def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
@@ -103,7 +98,7 @@ def run_of(make_config, *overrides):
 @pytest.mark.parametrize("overrides", [
     ("condition=greedy",), ("condition=temp",), *(
         pytest.param((*PS, "sampler.num_blocks=4", *other), marks=pytest.mark.slow)
-        for other in ((), ("sampler.cut=horizon",), ("sampler.after_eos=return",)))])
+        for other in ((), ("sampler.rule=published",)))])
 def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
     config, _, measured = run_of(make_config, *overrides)
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)

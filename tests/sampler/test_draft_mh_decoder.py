@@ -28,7 +28,7 @@ RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
          "match_sampled": (rules.match, {"shared_noise": True, "temperature": 1.0}),
          "rejection": (rules.reject, {"shared_noise": False, "temperature": None}),
          "block": (rules.reject_block, {"shared_noise": False, "temperature": None})}
-MIXTURES = {"current": {}, "start": {"cut": "start"}, "warm": {"proposal_temperature": 0.8, "draft_temperature": 0.6}}
+MIXTURES = {"default": {}, "warm": {"proposal_temperature": 0.8, "draft_temperature": 0.6}}
 
 
 def engine(rule=None, blend=None, size=3, **options) -> TabularEngine:
@@ -45,9 +45,9 @@ def matrix_and_target(tabular, sampler) -> tuple:
 
 @pytest.mark.parametrize(("name", "options", "blend", "size"), [
     pytest.param("match_sampled", "warm", None, 2, id="match_sampled-two-tokens"),
-    pytest.param("rejection", "start", LAYER, 2, id="rejection-two-tokens"),
-    pytest.param("block", "current", None, 2, id="block-two-tokens"),
-    pytest.param("match", "current", LAYER, 3, id="match-current-layer")])
+    pytest.param("rejection", "default", LAYER, 2, id="rejection-two-tokens"),
+    pytest.param("block", "default", None, 2, id="block-two-tokens"),
+    pytest.param("match", "default", LAYER, 3, id="match-layer")])
 def test_a_decoder_changes_no_transition(name, options, blend, size):
     """The same transition matrix as with plain decoding, not only the same invariant law."""
     rule, settings = RULES[name]
@@ -72,7 +72,7 @@ def test_a_decoder_changes_no_law_of_a_chain():
 
 def test_a_faulty_decoder_changes_the_law():
     faulty = engine(rules.redraw_after_mismatch, **RULES["match"][1])
-    matrix, target = matrix_and_target(faulty, make(proposal="mixture", cut="start"))
+    matrix, target = matrix_and_target(faulty, make(proposal="mixture"))
     assert invariance_error(matrix, target) > 1e-4
 
 

@@ -26,7 +26,7 @@ from dflash_mcmc.testing import (
 )
 
 EXACT = 1e-12
-BLEND = DraftBlend(beta=0.4, grid="absolute")
+BLEND = DraftBlend(beta=0.4)
 HORIZON = 3
 
 
@@ -79,7 +79,7 @@ def test_the_floor_by_hand(cut, length, most):
     """Places of the state have the weights 0.8, 0.8 and 0.2 with cut=confidence; a place has at most 1.1."""
     path = score(engine(), (1, 2, 0), SamplingParams(0.25), "blended")._replace(log_p=np.log([0.3, 0.3, 0.9]))
     sampler = make(cut=cut)
-    floor = sampler.threshold(path, 5, 1, -0.5)
+    floor = sampler.move().floor(path, 5, 1, -0.5)
     assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 4.0, length)
     assert floor.reference == pytest.approx(4.0 * np.log(0.27) - path.log_q[1:].sum() - most, abs=1e-12)
     assert floor.margin == pytest.approx(ROUNDING * 4.0 * 4, abs=1e-12)

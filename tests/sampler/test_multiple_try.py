@@ -19,7 +19,7 @@ FORMS = ["multiple_try", "isir"]
 
 
 def make(**changes):
-    values = dict(alpha=3.0, form="isir", num_tries=2, proposal_temperature=0.6, num_blocks=1, num_steps=1, cut="current",
+    values = dict(alpha=3.0, form="isir", num_tries=2, proposal_temperature=0.6, num_blocks=1, num_steps=1,
                   early_reject="off", top_k=0, top_p=1.0)
     return MultipleTry(**{**values, **changes})
 
@@ -32,10 +32,9 @@ def errors(sampler, engine=SMALL, horizon=3):
 
 @pytest.mark.parametrize("changes", [{}, {"num_tries": 1}, {"num_tries": 3}, {"proposal_temperature": None}, {"alpha": 0.5}],
                          ids=str)
-@pytest.mark.parametrize("cut", ["current", "horizon"])
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_leaves_the_power_law_invariant(form, cut, changes):
-    assert max(errors(make(form=form, cut=cut, **changes), horizon=2 if "num_tries" in changes else 3)) < EXACT
+def test_each_form_leaves_the_power_law_invariant(form, changes):
+    assert max(errors(make(form=form, **changes), horizon=2 if "num_tries" in changes else 3)) < EXACT
 
 
 @pytest.mark.parametrize("stops", [(), (0, 2)])
@@ -51,12 +50,11 @@ def test_each_form_is_exact_under_a_blend(form):
     assert max(errors(make(form=form), engine)) < EXACT
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-def test_early_rejection_changes_nothing_and_saves_tokens(cut):
+def test_early_rejection_changes_nothing_and_saves_tokens():
     engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
     shares = []
     for seed in range(60):
-        off, on = (engine.run(make(alpha=4.0, proposal_temperature=1.0, num_tries=3, num_blocks=2, num_steps=3, cut=cut,
+        off, on = (engine.run(make(alpha=4.0, proposal_temperature=1.0, num_tries=3, num_blocks=2, num_steps=3,
                                    early_reject=mode).chain(PROMPT, 8, Key(seed))) for mode in ("off", "exact"))
         np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
         assert (on.accepted, on.moved) == (off.accepted, off.moved)
@@ -64,14 +62,13 @@ def test_early_rejection_changes_nothing_and_saves_tokens(cut):
     assert np.mean(shares) > 0.1
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-def test_the_floor_compares_a_try_with_the_state(cut):
+def test_the_floor_compares_a_try_with_the_state():
     """A try that is shorter than the state is worth more by log(length / t), which the bound must have."""
-    sampler, contest = make(early_reject="exact", cut=cut), Key(0).contest(3)
+    sampler, contest = make(early_reject="exact"), Key(0).contest(3)
     path = score(ENGINE, (1, 2, 1, 0), sampler.law(), "blended")
     floor = sampler._floor(path, 6, 1, contest, 2)
     assert (floor.log_uniform, floor.alpha) == (contest.lead(0, 2), 3.0)
-    assert floor.length == (4 if cut == "current" else None)
+    assert floor.length == 4
     assert floor.margin == pytest.approx(ROUNDING * 3.0 * 5, abs=1e-15)
     assert floor.reference == pytest.approx(3.0 * path.log_p[1:].sum() - path.log_q[1:].sum(), abs=1e-12)
     assert sampler._floor(path, 6, 1, None, 2) is None

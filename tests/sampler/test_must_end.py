@@ -77,7 +77,7 @@ def step_error(engine: TabularEngine, sampler: Any, horizon: int = 3) -> float:
 KERNELS = {
     **{f"power_mh {name}": of_power_mh.make(**options) for name, options in of_stop_strings.POWER_MH.items()},
     **{f"multiple_try {form}": of_multiple_try.make(form=form) for form in of_multiple_try.FORMS},
-    **{f"csmc {cut}": of_power_smc.make(wrapper="csmc", cut=cut) for cut in ("start", "current", "horizon")},
+    "csmc": of_power_smc.make(wrapper="csmc"),
     "draft_mh": of_draft_mh.make(), "draft_mh mixture": of_draft_mh.make(proposal="mixture"),
     "draft_refine": of_draft_refine.make(), "draft_refine confidence": of_draft_refine.make(cut="confidence"),
 }
@@ -130,7 +130,7 @@ def test_a_swap_takes_an_answer_that_ends_to_the_higher_power():
     assert not any(sampler.swap(other, Key(seed))[1] == (True,) for seed in range(50))
 
 
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"block_size": 2}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"block_size": 2}], ids=str)
 @pytest.mark.parametrize("model", [MODEL, STRINGS], ids=["stop id", "stop string"])
 def test_the_weights_of_particles_are_unbiased(changes, model):
     """E[Z 1(result = x)] is p(x)^alpha for answers that end, and 0 for the others."""

@@ -72,7 +72,7 @@ def by_hand(engine, sampler, horizons=(1, 2, 4)) -> dict:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"cut": "horizon"}, {"early_reject": "exact"}, {"proposal_temperature": 0.7}, {"num_steps": 0}], ids=str)
+    {}, {"early_reject": "exact"}, {"proposal_temperature": 0.7}, {"num_steps": 0}], ids=str)
 def test_the_law_of_a_chain_is_the_one_that_is_stated(options):
     engine, sampler = engine_of(), make(**options)
     law = enumerated(engine, sampler)
@@ -95,13 +95,12 @@ def law_of_last_stage(engine, sampler, start: dict) -> dict:
     return found
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
 @pytest.mark.parametrize("num_steps", [1, 2])
-def test_the_last_stage_leaves_the_power_target_invariant(cut, num_steps):
+def test_the_last_stage_leaves_the_power_target_invariant(num_steps):
     engine = engine_of()
     target = power_target(engine, HORIZON, 4.0, make().law(), "base")
     exact = dict(zip(target.states, target.probability.tolist(), strict=True))
-    assert total_variation(law_of_last_stage(engine, make(cut=cut, num_steps=num_steps), exact), exact) <= EXACT
+    assert total_variation(law_of_last_stage(engine, make(num_steps=num_steps), exact), exact) <= EXACT
 
 
 def test_steps_after_the_answer_has_ended_are_those_of_one_stage():
@@ -123,11 +122,10 @@ def test_the_option_is_part_of_the_identity_and_the_default_is_not(make_config):
 
 
 def test_expected_cost_counts_the_stages_that_are_made(make_config):
-    def cost(length, *more):
-        config = make_config(*ADAPTIVE, "sampler.num_blocks=5", "sampler.num_steps=2", "dataset.max_new_tokens=40", *more)
+    def cost(length):
+        config = make_config(*ADAPTIVE, "sampler.num_blocks=5", "sampler.num_steps=2", "dataset.max_new_tokens=40")
         return config.sampler.expected_cost(length, 40)
 
     assert cost(15).proposed == 2 * (9 + 16) / 2  # horizons 8, then 16, in which it ends
     assert cost(40).proposed == 2 * (9 + 17 + 33 + 41) / 2
     assert cost(15).num_draws == 2 + 2 * 2
-    assert cost(15, "sampler.cut=horizon").proposed == pytest.approx(2 * (9 / 2 + 16 / 2 * 15 / 40))

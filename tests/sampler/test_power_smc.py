@@ -30,8 +30,8 @@ SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
 
 
 def make(**changes):
-    values = dict(alpha=3.0, num_particles=2, block_size=1, ess_threshold=1.0, resampling="multinomial", temperature=0.6,
-                  top_k=0, top_p=1.0, proposal="target", wrapper="none", num_steps=1, cut="start")
+    values = dict(alpha=3.0, num_particles=2, block_size=1, ess_threshold=1.0, temperature=0.6, top_k=0,
+                  top_p=1.0, proposal="target", wrapper="none", num_steps=1)
     return PowerSMC(**{**values, **changes})
 
 
@@ -55,23 +55,21 @@ def error(sampler, engine=ENGINE, horizon=2):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"resampling": "systematic"}, {"ess_threshold": 0.8}, {"ess_threshold": 0.8, "resampling": "systematic"},
-    {"temperature": None}, {"temperature": 1.0, "alpha": 0.5}, {"block_size": 2}, {"num_particles": 1}], ids=str)
+    {}, {"ess_threshold": 0.8}, {"temperature": None},
+    {"temperature": 1.0, "alpha": 0.5}, {"block_size": 2}, {"num_particles": 1}], ids=str)
 def test_the_weights_are_unbiased(changes):
     assert error(make(**changes)) < EXACT
     assert error(make(**changes), SMALL, 3) < EXACT
 
 
 @pytest.mark.parametrize("stops", [(), (0, 2)])
-@pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
-def test_the_weights_are_unbiased_with_other_stop_ids(stops, resampling):
+def test_the_weights_are_unbiased_with_other_stop_ids(stops):
     engine = TabularEngine(TabularModel(3, stops, seed=2, scale=1.5))
-    assert error(make(resampling=resampling), engine) < EXACT
+    assert error(make(), engine) < EXACT
 
 
-@pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
-def test_the_weights_are_unbiased_with_three_particles(resampling):
-    assert error(make(resampling=resampling, num_particles=3), SMALL, 2) < EXACT
+def test_the_weights_are_unbiased_with_three_particles():
+    assert error(make(num_particles=3), SMALL, 2) < EXACT
 
 
 def test_the_weights_are_unbiased_under_a_blend():
@@ -87,8 +85,7 @@ def test_the_weights_are_unbiased_with_proposals_of_a_draft(horizon):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"cut": "horizon"}, {"cut": "current"}, {"cut": "current", "block_size": 2}, {"ess_threshold": 0.7},
-    {"temperature": None, "cut": "current"}, {"num_particles": 3, "cut": "current", "horizon": 2}], ids=str)
+    {}, {"block_size": 2}, {"ess_threshold": 0.7}, {"temperature": None}, {"num_particles": 3, "horizon": 2}], ids=str)
 @pytest.mark.parametrize("stops", [(0,), ()])
 def test_conditional_smc_is_exact(changes, stops):
     changes = dict(changes)
@@ -118,7 +115,7 @@ def pimh_law(sampler, horizon=2):
     return {tokens: value / sum(mean.values()) for tokens, value in mean.items()}
 
 
-@pytest.mark.parametrize("changes", [{"num_particles": 1}, {}, {"resampling": "systematic"}], ids=str)
+@pytest.mark.parametrize("changes", [{"num_particles": 1}, {}], ids=str)
 def test_particle_independent_mh_is_exact(changes):
     sampler = make(wrapper="pimh", **changes)
     target = power_target(SMALL, 2, sampler.alpha, sampler.law(), "blended")
@@ -146,8 +143,8 @@ def test_a_chain_that_stays_has_rejected():
 
 def test_ancestors_are_followed_through_every_resampling(monkeypatch):
     """The parents of each resampling, composed by hand."""
-    recorded, multinomial = list[list[int]](), kernel.multinomial
-    monkeypatch.setattr(kernel, "multinomial", lambda *given: recorded.append(multinomial(*given)) or recorded[-1])
+    recorded, systematic = list[list[int]](), kernel.systematic
+    monkeypatch.setattr(kernel, "systematic", lambda *given: recorded.append(systematic(*given)) or recorded[-1])
     for seed in range(8):
         recorded.clear()
         done = ENGINE.run(make(num_particles=4, temperature=1.0, ess_threshold=0.9).chain(PROMPT, 6, Key(seed)))

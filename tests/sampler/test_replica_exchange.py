@@ -26,7 +26,7 @@ _END = -1
 
 def make(**changes):
     values = dict(alphas=[1.0, 3.0], temperatures=[0.9, 0.5], output=-1, num_blocks=1, num_steps=1,
-                  cut="current", early_reject="off")
+                  early_reject="off")
     return ReplicaExchange(**{**values, **changes})
 
 
@@ -66,12 +66,10 @@ def swaps(sampler, rungs, key):
     return sampler.swap(rungs, key)[0]
 
 
-@pytest.mark.parametrize(("cut", "changes"), [
-    ("current", {}), ("horizon", {"temperatures": None}), ("current", {"alphas": [0.5, 2.0]}),
-    ("horizon", {"alphas": [1.0, 6.0]})], ids=str)
-def test_a_round_leaves_the_product_of_powers_invariant(cut, changes):
+@pytest.mark.parametrize("changes", [{}, {"temperatures": None}, {"alphas": [0.5, 2.0]}, {"alphas": [1.0, 6.0]}], ids=str)
+def test_a_round_leaves_the_product_of_powers_invariant(changes):
     for horizon in (2, 3):
-        assert joint_error(TWO, make(cut=cut, **changes), horizon, round_of(TWO, horizon)) < EXACT
+        assert joint_error(TWO, make(**changes), horizon, round_of(TWO, horizon)) < EXACT
 
 
 @pytest.mark.parametrize("stops", [(), (0,), (0, 2)])
@@ -163,12 +161,11 @@ def test_a_result_has_log_q_of_the_output_rung():
         assert foreign > 0
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-def test_the_floor_of_a_rung_by_hand(cut):
-    sampler = make(early_reject="exact", temperatures=None, cut=cut)
+def test_the_floor_of_a_rung_by_hand():
+    sampler = make(early_reject="exact", temperatures=None)
     path = score(THREE, (1, 2, 1, 0), sampler.laws()[1], "blended")
     floor = sampler.moves()[1].floor(path, 6, 2, -0.5)
-    assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 3.0, 4 if cut == "current" else None)
+    assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 3.0, 4)
     assert floor.margin == pytest.approx(ROUNDING * 3.0 * 4, abs=1e-15)
     assert floor.reference == pytest.approx(3.0 * path.log_p[2:].sum() - path.log_q[2:].sum(), abs=1e-12)
 

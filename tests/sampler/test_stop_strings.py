@@ -95,7 +95,7 @@ def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
     return max(invariance_error(matrix, target), balance_error(matrix, target))
 
 
-POWER_MH = {"current": {}, "horizon": {"cut": "horizon"}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
+POWER_MH = {"current": {}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
             "early": {"early_reject": "exact", "proposal": "matched"},
             "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
 
@@ -124,7 +124,7 @@ def test_multiple_try_makes_the_same_choices_with_early_rejection():
         assert (early.trajectory.tokens.tolist(), early.accepted) == (full.trajectory.tokens.tolist(), full.accepted)
 
 
-@pytest.mark.parametrize("changes", [{}, {"block_size": 2}, {"resampling": "systematic"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"block_size": 2}], ids=str)
 def test_power_smc_weights_are_unbiased(changes):
     assert of_power_smc.error(of_power_smc.make(**changes), pair(), 3) <= 1e-11
 

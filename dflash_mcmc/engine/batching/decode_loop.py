@@ -148,16 +148,15 @@ def _part(state: Rows, riders: SharedForwards, tokens: torch.Tensor) -> None:
     state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
 
 
-def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_origin: int) -> Start:
+def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray) -> Start:
     """The start of a draw in a row.
 
     Args:
         base: the draw's trajectory, with the tokens that it shares with `along`.
         uniforms: the uniforms of the positions after `base`.
-        grid_origin: position at which the draft's first block starts.
     """
     origin, first = len(base.prompt), base.sequence_length
-    start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms, grid_origin=grid_origin)
+    start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms)
     if (floor := draw.floor) is None:
         return start
     return start._replace(alpha=floor.alpha, weight=floor.weight(base, draw.trajectory.length), floor=floor.threshold,

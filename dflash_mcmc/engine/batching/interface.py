@@ -126,7 +126,6 @@ class TargetBlend(Protocol):
     def mixes_logits(self) -> bool: ...
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]: ...
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden: ...
-    def restarts_grid(self) -> bool: ...
 
 
 class Unblended:
@@ -146,10 +145,6 @@ class Unblended:
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """The blended state. The function is linear, so its arguments may be hidden states or the logits of one head."""
         return last
-
-    def restarts_grid(self) -> bool:
-        """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
-        return False
 
 
 class Meter:

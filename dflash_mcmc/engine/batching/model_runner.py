@@ -30,7 +30,7 @@ from dflash_mcmc.engine.batching.recurrent_state import HybridCache, replay
 from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
-from dflash_mcmc.ops import Score, counted_from, grid_origin
+from dflash_mcmc.ops import Score, counted_from
 
 
 class Span(NamedTuple):
@@ -290,7 +290,7 @@ class ModelRunner:
         """Logits after the first tokens of a span, (tokens, vocabulary).
 
         Args:
-            origin: position at which the draft's first block starts.
+            origin: position of the first generated token.
             hidden, tapped: (size, width), the row of `states` and of `tapped`, padding included.
         """
         count = min(len(hidden), span.stop - span.start)
@@ -426,7 +426,7 @@ def scores(runner: ModelRunner, cache: KVCache, asked: Sequence[ScoreRequest], m
         hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
         for row, (index, piece) in enumerate(zip(together, pieces, strict=True)):
             score, own = asked[index].score, scored[index]
-            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[row],
+            logits = runner.logits_of(cache, piece, len(score.trajectory.prompt), hidden[row],
                                       [state[row] for state in tapped], {score.source})
             new = _scored_piece(logits, score, piece.sequence, piece.start)
             if new is None or own is None:

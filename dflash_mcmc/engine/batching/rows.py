@@ -52,7 +52,6 @@ class Start(NamedTuple):
     weight: float = 0.0
     floor: float = -np.inf
     log_length: float = -np.inf
-    grid_origin: int = 0
     matched: int = 0
     noise: np.ndarray | None = None
 
@@ -111,7 +110,6 @@ class Rows:
         fed: int64 (rows,), positions at which the target was evaluated in these steps.
         blocks: int64 (rows,), blocks drafted for the draw.
         kept: int64 (rows,), drafted tokens that were kept.
-        grid_origin: int64 (rows,), position at which the draft's first block starts.
         matched: int64 (rows,), state of the stop strings after the token at `position` (`stop_strings.py`).
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
@@ -130,10 +128,10 @@ class Rows:
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
         self.columns = torch.zeros(num_rows, length, 0, dtype=torch.float64, device=device)
         self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
-        self._whole = torch.zeros(10, num_rows, dtype=torch.int64, device=device)
+        self._whole = torch.zeros(9, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
         (self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept,
-         self.grid_origin, self.matched) = self._whole
+         self.matched) = self._whole
         self.work = self._whole[4:6]  # rounds and fed, which a step of one token increases together
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # results of idle rows are written to this position
@@ -145,8 +143,8 @@ class Rows:
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
-                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.grid_origin for s in starts],
-                 [s.matched for s in starts], [s.fed for s in starts]]
+                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.matched for s in starts],
+                 [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
         packed = torch.tensor(whole, dtype=torch.int64, device=self.device)
@@ -212,7 +210,7 @@ class Rows:
 
     def progress(self, num_rows: int) -> RowProgress:
         """Progress of the first rows. Waits for the device."""
-        position, _, _, status, *counts, _, _ = self._whole[:, :num_rows].cpu().numpy().copy()
+        position, _, _, status, *counts, _ = self._whole[:, :num_rows].cpu().numpy().copy()
         return RowProgress(position, status, *counts)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[DrawnTokens]:

@@ -22,7 +22,7 @@ from dflash_mcmc.engine.batching.model_runner import PromptReader, Scored, Score
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Status, num_columns, split_columns
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
-from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, counted_from, grid_origin
+from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, counted_from
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 TURN_SECONDS = 0.05
@@ -260,7 +260,7 @@ class Operations:
         if slot.leader is None:
             self._memory.fill(slot)
         uniforms = draw.uniforms()[base.length - draw.trajectory.length :]
-        start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
+        start = start_of(draw, base, row, uniforms)
         start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
@@ -307,15 +307,12 @@ class Operations:
         slot.contents.hold(sequence[:-1])
         blocks = 0
         if self._grid and self._runner.drafts({score.source}):
-            blocks = self._grid.num_blocks(self._grid_origin(score), start, len(sequence))
+            blocks = self._grid.num_blocks(len(score.trajectory.prompt), start, len(sequence))
         slot.chain.charge(slot.number, token_forwards=len(score.tokens), blocks_drafted=blocks)
         log_p, log_q, interval, columns = scored
         ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
         slot.chain.note(slot.number, score.trajectory.extended(
             sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
-
-    def _grid_origin(self, operation: Operation) -> int:
-        return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
 
 
 def _asked(slot: Slot) -> ScoreRequest:

@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, Uniforms
-from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
+from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
 
@@ -104,7 +104,7 @@ class TabularEngine:
                  speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None,
                  companion: TabularModel | None = None, second: tuple[int, ...] | None = None,
                  anti: TabularModel | None = None):
-        self.model, self.speculation, self.draft, self._origin, self._level = model, speculation, draft, 0, 0
+        self.model, self.speculation, self.draft, self._level = model, speculation, draft, 0
         self.companion, self.second, self.anti = companion, second, anti
         self.blend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
@@ -117,7 +117,6 @@ class TabularEngine:
 
     def answer(self, operation: Operation) -> Trajectory:
         """The answer to a Draw or a Score."""
-        self._origin = grid_origin(self.blend.restarts_grid(), operation.trajectory) - len(operation.trajectory.prompt)
         if isinstance(operation, Score):
             trajectory = operation.trajectory
             for token in operation.tokens:
@@ -233,7 +232,7 @@ class TabularEngine:
         return self._shares[id(law)]
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:
-        name = (prefix, length, self._origin, params, source)
+        name = (prefix, length, params, source)
         if name not in self._laws:
             logits = self._logits(prefix, length, source)
             self._laws[name] = (exact_law.log_softmax(logits) if params is None
@@ -245,7 +244,7 @@ class TabularEngine:
         last = self.model.logits(prefix, "last")
         if source == "base":
             return last
-        slot = grid_slot(length - self._origin, self.draft.num_drafted + 1) if self.draft else 0
+        slot = grid_slot(length, self.draft.num_drafted + 1) if self.draft else 0
         anchor = len(prefix) - slot + 1
         drafted = self.draft.logits(prefix[:anchor], prefix[anchor:]) if self.draft and slot else last
         if source == "draft" and slot:

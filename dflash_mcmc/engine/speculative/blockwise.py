@@ -72,7 +72,7 @@ class BlockSteps:
     def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
-        last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
+        last = position - state.origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
         drafting = (state.status[:batch] == Status.LIVE) & started
         # A row of another group keeps its keys and values: it is fed only its last token.

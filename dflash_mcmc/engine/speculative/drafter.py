@@ -346,7 +346,7 @@ class BlockGrid:
     def at_step(self, cache: KVCache, state: Rows, batch: int, key_length: int) -> DraftStates:
         """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""
         position = state.position[:batch]
-        slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
+        slot = torch.remainder(position + 1 - state.origin[:batch], self.block_size)
         anchor, inside = position + 1 - slot, slot > 0
         drafting = inside & (state.status[:batch] == Status.LIVE)
         new = drafting & (anchor != self._anchor[:batch])
@@ -370,7 +370,7 @@ class BlockGrid:
     def along(self, cache: KVCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> DraftStates:
         """States for the `count` tokens after position `first` of a sequence that the row holds.
 
-        `origin` is the position at which the first block starts.
+        `origin` is the position of the first generated token.
         """
         device = self._anchor.device
         slots = [grid_slot(first + 1 + index - origin, self.block_size) for index in range(count)]

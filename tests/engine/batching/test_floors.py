@@ -17,9 +17,8 @@ from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.engine.batching.test_batched import BLENDS, TOLERANCE, power_mh, run_batched, same
+from tests.engine.batching.test_batched import BLENDS, TOLERANCE
 from tests.engine.speculative.test_speculator import drafter, match
-from tests.targets import rows_do_not_depend_on_the_batch
 
 
 @pytest.mark.parametrize("length", [None, 3, 9])
@@ -92,16 +91,3 @@ def test_the_last_token_of_an_abandoned_draw_has_no_keys(qwen3):
     found = [done.result.measures for done in engine.run((number, abandoned_and_scored(Key(number))) for number in range(8))]
     assert sum(measures["differs"] for measures in found) >= 5
     assert max(measures["off"] for measures in found) < TOLERANCE
-
-
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-def test_a_small_epsilon_decides_as_without_early_rejection(qwen3, cut):
-    """At epsilon 1e-5 none of these decisions is wrong. Proposals are hotter than p, where `exact` would not hold."""
-    options = dict(proposal="matched", proposal_temperature=2.0, alpha=3.0, num_steps=6, cut=cut, epsilon=1e-5)
-    eps, off = (run_batched(qwen3, power_mh(early_reject=name, **options), BLENDS["layer"]) for name in ("eps", "off"))
-    assert sum(done.result.abandoned for done in eps.values()) >= 20
-    assert sum(done.result.moved for done in off.values()) >= 10
-    for tag, done in eps.items():
-        same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
-        for early, full in zip(done.result.trace, off[tag].result.trace, strict=True):
-            assert early["decision"] == full["decision"] or (early["decision"], full["decision"]) == ("abandon", "reject")

@@ -95,7 +95,7 @@ def test_the_oracle_says_so():
     (["condition=ps", "sampler.alpha=1e39"], "sampler.alpha: given 1e+39; allowed: a number >= 1e-06 and <= 1e+06"),
     (["sampler=temperature", "sampler.repetition_penalty=1e-39"],
      "sampler.repetition_penalty: given 1e-39; allowed: a number >= 1e-06 and <= 1e+06"),
-    (["sampler=power_mh", "sampler.frequency_penalty=1e39"], "sampler.frequency_penalty: given 1e+39; allowed: a number"),
+    (["sampler=temperature", "sampler.frequency_penalty=1e39"], "sampler.frequency_penalty: given 1e+39; allowed: a number"),
     (["decoder=speculative_rejection", "draft=ngram", "decoder.draft_temperature=1e-39"],
      "decoder.draft_temperature: given 1e-39; allowed: 0, or a number from 1e-06 to 1e+06"),
     (["sampler=replica_exchange", "sampler.alphas=[1,1e39]"], "sampler.alphas"),

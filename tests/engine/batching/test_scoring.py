@@ -36,8 +36,8 @@ def forwards(monkeypatch):
 
 def drawn(model, drafter, forwards, slots=8, **options):
     """Results by chain, and the number of forwards that read or score tokens."""
-    sampler = DraftMH(alpha=2.0, draft_temperature=0.8, num_blocks=2, num_steps=2, cut="current", proposal="mixture",
-                      draft_weight=0.4, proposal_temperature=None, early_reject="off", epsilon=1e-5)
+    sampler = DraftMH(alpha=2.0, draft_temperature=0.8, num_blocks=2, num_steps=2, proposal="mixture",
+                      draft_weight=0.4, proposal_temperature=None)
     engine = BatchedEngine(model, NoBlend(), slots, 60, Options(**options), drafter=drafter)
     forwards.clear()
     found = {done.tag: done for done in engine.run((number, sampler.chain(PROMPTS[number % 4], 16, Key(3).fold_in(number)))

@@ -275,8 +275,8 @@ def test_drafted_tokens_after_a_stop_are_dropped(parts, plain, name, decoder, dr
 
 @pytest.mark.parametrize("proposal", ["draft", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_blocks_of_the_draft_end_at_strings(parts, proposal):
-    sampler = DraftMH(alpha=2.0, draft_temperature=0.8, num_blocks=3, num_steps=2, cut="current", proposal=proposal,
-                      draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-5)
+    sampler = DraftMH(alpha=2.0, draft_temperature=0.8, num_blocks=3, num_steps=2, proposal=proposal,
+                      draft_weight=0.5, proposal_temperature=None)
     engine = RememberingReference(*parts, NoBlend(), drafter("dflash", parts[1], parts[0]))
     assert "string" in agree(run(parts, sampler, draft="dflash", mixed=True), sampler, engine)
 

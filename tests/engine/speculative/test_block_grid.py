@@ -21,8 +21,7 @@ from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS
 from tests.engine.speculative.test_speculator import drafter
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
-BLEND = DraftBlend(beta=0.4, grid="absolute")
-FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
+BLEND = DraftBlend(beta=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +57,6 @@ def tokens_of(done):
       for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
 def test_draft_blend_is_reference(qwen3, reference, name, draft):
     same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference(draft=draft))
-
-
-def test_blocks_from_the_cut_are_reference(qwen3, reference):
-    """On the published grid, each draw and each score starts its own blocks."""
-    from tests.engine.batching.test_batched import power_mh
-
-    sampler = power_mh(rescore=True, proposal="matched", num_steps=3)
-    batched = run(qwen3, chains(sampler), FROM_THE_CUT)
-    absolute = run(qwen3, chains(sampler), BLEND)
-    same_as_reference(batched, sampler, reference(FROM_THE_CUT))
-    assert any(tokens_of(batched[tag]) != tokens_of(absolute[tag]) for tag in batched)
 
 
 def test_the_draft_changes_the_target(qwen3):
@@ -112,12 +100,12 @@ def test_a_score_drafts_blocks_only_where_something_reads_them(qwen3, blend, sou
     assert run(qwen3, [(0, chain())], blend)[0].cost.blocks_drafted == blocks
 
 
-DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
+DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}}
 
 
 def draft_mh(**changes) -> DraftMH:
-    values = dict(alpha=2.0, draft_temperature=0.7, num_blocks=3, num_steps=2, cut="current", proposal="draft",
-                  draft_weight=0.5, proposal_temperature=None, early_reject="off", epsilon=1e-3)
+    values = dict(alpha=2.0, draft_temperature=0.7, num_blocks=3, num_steps=2, proposal="draft",
+                  draft_weight=0.5, proposal_temperature=None)
     return DraftMH(**{**values, **changes})
 
 
@@ -127,8 +115,7 @@ def draft_mh(**changes) -> DraftMH:
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
     sampler = draft_mh(**changes)
     batched, alone = run(qwen3, chains(sampler), blend), run(qwen3, list(chains(sampler))[1:4], blend, slots=1)
-    if not changes.get("early_reject"):
-        same_as_reference(batched, sampler, reference(blend))
+    same_as_reference(batched, sampler, reference(blend))
     assert len(alone) == 3
     for tag in alone:
         if rows_do_not_depend_on_the_batch():

@@ -87,7 +87,7 @@ def test_draws_from_the_draft_are_the_same_to_the_last_bit(embedded, sampler, sl
 
 @pytest.mark.parametrize("sampler", [SAMPLERS["penalised"], power_mh(), draft_mh()], ids=["penalised", "power_mh", "draft_mh"])
 def test_a_blend_with_the_draft_is_the_same_to_the_last_bit(embedded, sampler):
-    is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), blend=DraftBlend(beta=0.4, grid="absolute"))
+    is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), blend=DraftBlend(beta=0.4))
 
 
 def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match) -> batched.EngineSteps:
