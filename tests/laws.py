@@ -21,22 +21,14 @@ class Beside(NamedTuple):
     alpha_mask: float = 0.0
     prompt: tuple[int, ...] = PROMPT
     """The prompt that the other model reads."""
-    of_probabilities: bool = False
-    anti: TabularModel | None = None
-    """The model that is subtracted; None for the target."""
 
     def logits(self, last: list[float], prefix: tuple[int, ...]) -> list[float]:
         """The mixture; -inf where the target's probability is below `alpha_mask` times its largest."""
         total = sum(map(math.exp, last))
         p = [math.exp(x) / total for x in last]
         other = [float(x) for x in self.other.logits((*self.prompt, *prefix[len(PROMPT) :]), "last")]
-        if self.of_probabilities:
-            q = [math.exp(y) / sum(map(math.exp, other)) for y in other]
-            return [math.log((1 - self.beta) * x + self.beta * y) if x >= self.alpha_mask * max(p) else -math.inf
-                    for x, y in zip(p, q, strict=True)]
-        anti = last if self.anti is None else [float(x) for x in self.anti.logits(prefix, "last")]
-        return [x + self.beta * (y - z) if here >= self.alpha_mask * max(p) else -math.inf
-                for x, y, z, here in zip(last, other, anti, p, strict=True)]
+        return [x + self.beta * (y - x) if here >= self.alpha_mask * max(p) else -math.inf
+                for x, y, here in zip(last, other, p, strict=True)]
 
 
 def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None) -> list[float]:

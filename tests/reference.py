@@ -30,13 +30,11 @@ class ReferenceEngine:
         drafter: a draft for the blend, or a draft from which tokens are drawn; only its network is used.
         companion: the other transformers model of a blend that mixes logits.
         second: its prompts by the bytes of the target's; None if it reads the same.
-        anti: the model that the blend subtracts; None for the target.
     """
 
     def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
-                 drafter: DFlashDrafter | None = None, companion: Any = None, second: Any = None, anti: Any = None):
+                 drafter: DFlashDrafter | None = None, companion: Any = None, second: Any = None):
         self.model, self.parts, self.drafter, self.companion, self.second = model, parts, drafter, companion, second
-        self.anti = anti
         self.blend = Unblended() if blend is None else blend
 
     def run(self, chain: Steps[Result]) -> Result:
@@ -98,9 +96,8 @@ class ReferenceEngine:
         if self.companion is not None:
             first = trajectory.prompt if self.second is None else self.second[trajectory.prompt.tobytes()]
             read = torch.from_numpy(np.concatenate([first, trajectory.tokens]))[None]
-            others = [model(input_ids=read, use_cache=False).logits[0, -1].double()
-                      for model in (self.companion, self.anti) if model is not None]
-            parts = [torch.nn.functional.pad(other, (0, len(last) - len(other)), value=-torch.inf) for other in others]
+            other = self.companion(input_ids=read, use_cache=False).logits[0, -1].double()
+            parts = [torch.nn.functional.pad(other, (0, len(last) - len(other)), value=-torch.inf)]
             last = last.masked_fill(self.parts.forbidden, -torch.inf)
         normed = {id(part): state for part, state in zip(parts, states, strict=False)}
         blended = self.blend.mix(last, parts, lambda part: head(norm(normed[id(part)])).double())

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -38,18 +38,6 @@ class Blend(Component, Unblended):
 
     def companion(self, target: LanguageModel) -> LanguageModel | None:
         """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
-        return None
-
-    def subtracts(self) -> bool:
-        """Whether there is a further model, `anti`."""
-        return False
-
-    def anti(self, target: LanguageModel) -> LanguageModel | None:
-        """A further model beside the companion, whose logits `mix` takes in place of the target's share; None without one."""
-        return None
-
-    def anti_shape(self, target: TargetShape) -> TargetShape | None:
-        """As `companion_shape`, of that model."""
         return None
 
     def companion_shape(self, target: TargetShape) -> TargetShape | None:
@@ -97,11 +85,7 @@ class Blend(Component, Unblended):
 
 @dataclass(kw_only=True)
 class LogitsBlend(Blend):
-    """Base class of blends of two logits. Fields: the share of the second, the mask, and what is mixed.
-
-    `space=probability` mixes probabilities, p = (1 - beta) * target + beta * other. It is the law of lossy speculative
-    verification with an ensemble (transformers 45979, `assistant_ensemble_weight`).
-    """
+    """Base class of blends of two logits. Fields: the share of the second, and the mask."""
 
     __slots__ = ()
 
@@ -109,17 +93,12 @@ class LogitsBlend(Blend):
                            ge=-10, le=10)
     alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
                                 "0 = all tokens", ge=0, le=1)
-    space: Literal["logit", "probability"] = identity(
-        "logit", "what is mixed: logit = logits; probability = probabilities, for beta from 0 to 1")
 
     mixes_logits = True
 
     def check(self, config: Settings) -> None:
-        """Checks that the sampler draws no token that the mask forbids, and the share of probabilities. Raises ConfigError."""
+        """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""
         sampler = config.sampler
-        if self.space == "probability" and not 0 <= self.beta <= 1:
-            raise ConfigError("blend.beta", self.beta, "0 to 1 with blend.space=probability: beyond, the mixture has no "
-                              "probabilities")
         draws = "sampler" in config.probe.sources()
         if draws and self.alpha_mask and (sampler.source() != "blended" or sampler.needs_draft):
             other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"
@@ -128,20 +107,15 @@ class LogitsBlend(Blend):
 
     def other(self) -> Self:
         """See `Blend.other`. It masks no token, and its logits are those of the second model or prompt."""
-        return replace(self, beta=1.0, alpha_mask=0.0, space="logit")
+        return replace(self, beta=1.0, alpha_mask=0.0)
 
     def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """last + beta * (others[0] - others[1]) of logits (..., vocabulary), where others[1] is `last` unless it is there.
+        """(1 - beta) * last + beta * others[0] of logits (..., vocabulary).
 
-        Without others[1] this is (1 - beta) * last + beta * others[0], or the logarithm of this sum of probabilities.
         It is -inf where `last` is, and where the mask forbids: p(x) < alpha_mask * max p of the target.
         """
         with np.errstate(invalid="ignore"):  # at -inf, which the end of this function puts back
-            if len(others) > 1:
-                mixed = last + self.beta * (others[0] - others[1])
-            else:
-                mixed = (_log_of_probabilities(last, others[0], self.beta) if self.space == "probability"
-                         else (1.0 - self.beta) * last + self.beta * others[0])
+            mixed = (1.0 - self.beta) * last + self.beta * others[0]
         allowed = last != -np.inf
         if self.alpha_mask:
             best = last.max(-1, keepdims=True) if isinstance(last, np.ndarray) else last.amax(dim=-1, keepdim=True)
@@ -149,13 +123,3 @@ class LogitsBlend(Blend):
         if isinstance(mixed, np.ndarray):
             return np.where(allowed, mixed, -np.inf)
         return mixed.masked_fill(~allowed, -np.inf)
-
-
-def _log_of_probabilities(last: Hidden, other: Hidden, beta: float) -> Hidden:
-    """log((1 - beta) p + beta q) of the laws of two logits (..., vocabulary)."""
-    import torch
-
-    shares = torch.tensor([1.0 - beta, beta], dtype=torch.float64).log().tolist()
-    parts = (torch.as_tensor(logits).log_softmax(dim=-1) + share for logits, share in zip((last, other), shares, strict=True))
-    mixed = torch.logaddexp(*parts)
-    return mixed.numpy() if isinstance(last, np.ndarray) else mixed

@@ -27,9 +27,9 @@ class LayerBlend(Blend):
     """logits = (1 - beta) * head(h_last) + beta * head(h_layer): "LogitBlend" of the guided-power-sampling document.
 
     Both terms go through the same linear head, so one product with the mixed hidden state gives the same result. `h_last`
-    is the input of the model's head, after its final norm; `h_layer` is the output of the decoder layer itself. With several
-    layers, head(h_layer) is the mean of their logits. beta below 0 moves the target away from the layer. The law is defined
-    for every real beta, because all logits are finite and softmax normalises them.
+    is the input of the model's head, after its final norm; `h_layer` is the output of the decoder layer itself. beta below 0
+    moves the target away from the layer. The law is defined for every real beta, because all logits are finite and softmax
+    normalises them.
 
     `direction=random` (the preset blend=noise) is the control of the document's authors: h_layer is turned by a fixed random
     rotation, which keeps its norm and nothing of what it says. The rotation changes the order of the dimensions and their
@@ -38,8 +38,6 @@ class LayerBlend(Blend):
 
     beta: float = identity(0.05, "share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
     layer: int = identity(-3, "0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
-    layers: list[int] | None = identity(None, "several decoder layers, whose logits are averaged, instead of blend.layer; "
-                                        "null = blend.layer alone")
     norm: Literal["none", "final"] = identity(
         "none", "norm of the layer's hidden state before the head: none, as published; final = the model's final norm")
     direction: Literal["layer", "random"] = identity(
@@ -47,48 +45,30 @@ class LayerBlend(Blend):
         "equal norm")
 
     def check(self, config: Settings) -> None:
-        """Checks that the layers exist, where the model's configuration is available. Raises ConfigError."""
-        if self.layers is not None and len(set(self.layers)) < max(2, len(self.layers)):
-            raise ConfigError("blend.layers", self.layers, "null, or two and more different layers; one is blend.layer")
+        """Checks that the layer exists, where the model's configuration is available. Raises ConfigError."""
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """The layers as sorted numbers from 0. Layers -3 and 33 of 36 therefore have the same identity."""
+        """The layer as a number from 0. Layers -3 and 33 of 36 therefore have the same identity."""
         num_layers = config.model.num_layers()
-        if num_layers is None:
-            return {} if self.layers is None else {"layer": None}
-        layers = self.tapped_layers(num_layers)
-        if self.layers is None:
-            return {"layer": layers[0]}
-        return {"layer": None, "layers": list(layers)}
+        return {} if num_layers is None else {"layer": self.tapped_layers(num_layers)[0]}
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The decoder layers whose outputs `mix` takes, 0-based. Raises ConfigError for a layer that the model lacks."""
-        if self.layers is None:
-            if not -num_layers <= self.layer < num_layers:
-                raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
-                                  "layers)")
-            return (self.layer % num_layers,)
-        layers = {layer % num_layers for layer in self.layers if -num_layers <= layer < num_layers}
-        if not layers or len(layers) < len(self.layers):
-            raise ConfigError("blend.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
-                              f"model has {num_layers} layers)")
-        return tuple(sorted(layers))
+        """The decoder layer whose output `mix` takes, 0-based. Raises ConfigError for a layer that the model lacks."""
+        if not -num_layers <= self.layer < num_layers:
+            raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
+                              "layers)")
+        return (self.layer % num_layers,)
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """(1 - beta) * last + beta * (mean of the layers), in the precision of the arguments; any shape."""
+        """(1 - beta) * last + beta * tapped[0], in the precision of the arguments; any shape."""
         return (1.0 - self.beta) * last + self.beta * self.auxiliary(tapped, final_norm)
 
     def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """The mean of the layers' states after the norm, turned with direction=random."""
-        states = [final_norm(state) for state in tapped] if self.norm == "final" else list(tapped)
-        hidden = states[0]
-        for state in states[1:]:
-            hidden = hidden + state
-        if len(states) > 1:
-            hidden = hidden / len(states)
+        """The layer's state after the norm, turned with direction=random."""
+        hidden = final_norm(tapped[0]) if self.norm == "final" else tapped[0]
         return _turned(hidden) if self.direction == "random" else hidden
 
 

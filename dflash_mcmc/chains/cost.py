@@ -135,8 +135,7 @@ def assumptions(config: Settings) -> list[str]:
     if not config.decoder.is_null:
         notes.append(f"decoder={name_of(config.decoder)}: counted as decoder=plain; rejected drafted tokens add to this")
     if config.blend.needs_companion:
-        notes.append(f"blend={name_of(config.blend)}: counted for the target alone; its companion adds as many token-forwards"
-                     + (", and blend.anti_model too" if config.blend.subtracts() else ""))
+        notes.append(f"blend={name_of(config.blend)}: counted for the target alone; its companion adds as many token-forwards")
     if config.draft.has_model:
         notes.append(f"draft={name_of(config.draft)}: counted for the target alone; its model adds as many token-forwards")
     return [*notes, rate(config)]

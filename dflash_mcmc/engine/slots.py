@@ -93,27 +93,26 @@ def engine_of(config: Settings, model: LanguageModel, prompt_length: int, num_dr
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.linear import FEW
 
-    companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
-    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
+    companion = None if blend is None else blend.companion(model)
+    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion)
     if config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     # By the configuration alone: the bits depend neither on what is pending, nor on memory and processes.
     draft = drafter or config.draft.size()
     few = (config.hardware.num_slots or FEW + 1) * (1 + (draft.num_drafted if draft else 0)) <= FEW
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, companion, second, anti, few)
+                         drafter if uses_draft else None, companion, second, few)
 
 
 def memory_plan(config: Settings, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
                 drafter: Drafter | DraftSize | None, still_to_load: int = 0,
-                companion: LanguageModel | TargetShape | None = None,
-                anti: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:
+                companion: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
 
     Args:
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
-        companion, anti: the models whose logits a blend mixes in; None without one.
+        companion: the model whose logits a blend mixes in; None without one.
     """
     from dflash_mcmc.engine.batching.plan import Workload, plan
 
@@ -123,6 +122,6 @@ def memory_plan(config: Settings, model: LanguageModel | TargetShape, prompt_len
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, anti)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, still_to_load)
     return options, planned

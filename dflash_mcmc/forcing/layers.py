@@ -108,26 +108,26 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 
 @torch.no_grad()
-def other_source(model: LanguageModel, blend: BlendPart, companions: Sequence[LanguageModel], answer: Answer,
+def other_source(model: LanguageModel, blend: BlendPart, companion: LanguageModel | None, answer: Answer,
                  last: torch.Tensor, second: np.ndarray | None = None) -> Source:
     """What a blend mixes into the target's logits along an answer.
 
     Args:
-        companions: the models that the blend reads; none if it reads layers of the target.
+        companion: the model that the blend reads; None if it reads layers of the target.
         last: (n, hidden), the target's states after the final norm, that predict the n tokens.
-        second: int64, the prompt of the companions; None for the answer's own.
+        second: int64, the prompt of the companion; None for the answer's own.
     """
     prompt = answer.prompt if second is None else second
     tokens, first = torch.from_numpy(np.concatenate([prompt, answer.tokens])).to(model.device)[None], len(prompt) - 1
-    if companions:
-        states = [sequences.read(companion, tokens).hidden[0, first:-1] for companion in companions]
+    if companion is not None:
+        states = [sequences.read(companion, tokens).hidden[0, first:-1]]
     else:
         layers = blend.tapped_layers(len(model.layers))
         states = [output[0, first:-1] for output in sequences.read(model, tokens, layers).outputs]
     alone = blend.other()
 
     def head(places: torch.Tensor) -> torch.Tensor:
-        return mixed_logits(model, alone, last[places], [state[places] for state in states], companions)[0]
+        return mixed_logits(model, alone, last[places], [state[places] for state in states], companion)[0]
 
     return Source(torch.arange(len(last), device=model.device), head, _all(last))
 

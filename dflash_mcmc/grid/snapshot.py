@@ -33,7 +33,7 @@ from dflash_mcmc.fields import walk
 from dflash_mcmc.options import config_folder
 from dflash_mcmc.registry import GROUPS, PLUGINS, name_of
 
-_PATHS = ("path", "prompt_file", "fewshot_path", "model", "anti_model")
+_PATHS = ("path", "prompt_file", "fewshot_path", "model")
 """Last parts of the fields that may name a file or a folder. `grader.model` is a name of an endpoint."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

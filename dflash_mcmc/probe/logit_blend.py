@@ -135,7 +135,7 @@ class LogitBlend(AnswerProbe):
         blend, asked = config.blend, {unit.problem for unit in work.units}
         if blend.is_null:
             return lambda unit, answer: self.record(model, draft, answer)
-        companions = [each for each in (blend.companion(model), blend.anti(model)) if each is not None]
+        companion = blend.companion(model)
         problems = [problem for problem in config.dataset.problems() if problem.id in asked]
         if self.answers == "gold":
             prompts, tokens = solutions(config, model, problems)
@@ -143,14 +143,13 @@ class LogitBlend(AnswerProbe):
         else:
             prompts = encoded(config, model, problems)
             longest = max(map(len, prompts.values())) + config.dataset.max_new_tokens
-        least = min((each.max_positions for each in companions if each.max_positions is not None), default=math.inf)
-        if longest > least:
-            raise UserError(f"blend: prompt and answer need {longest} positions; allowed: {least} (those of the blend's "
-                            "model)")
+        if companion is not None and companion.max_positions is not None and longest > companion.max_positions:
+            raise UserError(f"blend: prompt and answer need {longest} positions; allowed: {companion.max_positions} (those "
+                            "of the blend's model)")
         second = blend.second_prompts(config, model, problems, prompts)
 
         def other(answer: Answer, last: torch.Tensor) -> Source:
-            return other_source(model, blend, companions, answer, last, second.get(answer.prompt.tobytes()))
+            return other_source(model, blend, companion, answer, last, second.get(answer.prompt.tobytes()))
 
         return lambda unit, answer: self.record(model, draft, answer, other)
 

@@ -335,12 +335,6 @@ def name_of_run(identity: dict, config: dict) -> str:
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
-def blended_layers(run: Run) -> str:
-    """The layers of a run's layer blend, in words."""
-    layers = run.identity.get("blend.layers")
-    return f"layers {', '.join(map(str, layers))}" if layers else f"layer {run.identity.get('blend.layer')}"
-
-
 def labelled(runs: Sequence[Run]) -> list[Run]:
     """The runs with unique labels, made of the condition, the settings that vary, and the experiment if there are several.
 

@@ -259,18 +259,17 @@ class _Checks:
         from dflash_mcmc.engine.slots import memory_plan
 
         target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
-        beside, anti = config.blend.companion_shape(target), config.blend.anti_shape(target)
-        draft = config.draft.size()
+        beside, draft = config.blend.companion_shape(target), config.draft.size()
         if draft is not None and draft.model is not None:
             draft = draft._replace(model=draft.model._replace(device=target.device))
-        weights = _weights(target, beside, anti, draft.model if draft else None)
+        weights = _weights(target, beside, draft.model if draft else None)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
             if not has_limit:
                 return
         try:
-            _, plan = memory_plan(config, target, longest, num_draws, draft, weights or 0, beside, anti)
+            _, plan = memory_plan(config, target, longest, num_draws, draft, weights or 0, beside)
             self._plans.append((plan, weights))
         except UserError:
             if not run_folder(config, identity_hash(config)).exists():

@@ -24,7 +24,7 @@ from tests.targets import FAMILIES, random_model
 def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
     """Compared with `output_hidden_states` of transformers, where entry l + 1 is the output of layer l."""
     model = random_model(family)
-    parts, blend = LanguageModel(model), LayerBlend(beta=beta, layer=layer, layers=None, norm=norm)
+    parts, blend = LanguageModel(model), LayerBlend(beta=beta, layer=layer, norm=norm)
     ids = torch.tensor([[5, 9, 30, 2]])
     output = model(input_ids=ids, output_hidden_states=True)
     state = output.hidden_states[layer % 3 + 1]
@@ -37,53 +37,20 @@ def test_mixed_hidden_state_is_the_mixture_of_logits(family, norm, layer, beta):
     assert ((mixed - expected).abs().max() / scale) < 1e-5
 
 
-@pytest.mark.parametrize("norm", ["none", "final"])
-@pytest.mark.parametrize("beta", [-0.7, 0.3])
-@torch.inference_mode()
-def test_several_layers_are_averaged_and_beta_may_be_negative(norm, beta):
-    model = random_model("qwen3")
-    parts, blend = LanguageModel(model), LayerBlend(beta=beta, layer=2, layers=[-2, 0], norm=norm)
-    ids = torch.tensor([[5, 9, 30, 2]])
-    output = model(input_ids=ids, output_hidden_states=True)
-    states = [output.hidden_states[number] for number in (1, 2)]
-    others = [model.lm_head(parts.final_norm(state) if norm == "final" else state) for state in states]
-    expected = (1 - beta) * output.logits + beta * sum(others) / 2
-    with parts.tapped(blend.tapped_layers(3)) as tapped:
-        last = parts.decoder(input_ids=ids).last_hidden_state
-    mixed = parts.logits(blend.mix(last, tapped, parts.final_norm))
-    assert ((mixed - expected).abs().max() / expected.abs().max()) < 1e-5
-    assert ((mixed - ((1 - beta) * output.logits + beta * others[0])).abs().max() / expected.abs().max()) > 1e-2
-
-
-def test_layers_have_one_identity_in_any_order_and_are_checked(make_config):
-    one, other, without = (identity_hash(make_config("blend=layer", *more)) for more in (
-        ["blend.layers=[-1,0]"], ["blend.layers=[0,-1]", "blend.layer=1"], []))
-    assert one == other != without
-    num_layers = make_config().model.num_layers()
-    blend = make_config("blend=layer", f"blend.layers=[{num_layers - 1},0]").blend
-    assert blend.tapped_layers(num_layers) == (0, num_layers - 1)
-    for given in ("[]", "[1]", "[1,1]"):
-        with pytest.raises(ConfigError, match=r"blend.layers: given \[.*\]; allowed: null, or two and more different layers"):
-            make_config("blend=layer", f"blend.layers={given}")
-    for given in (f"[0,-{num_layers}]", f"[0,{num_layers}]"):
-        with pytest.raises(ConfigError, match=rf"blend.layers: given .* allowed: different layers from -{num_layers} to"):
-            make_config("blend=layer", f"blend.layers={given}")
-
-
 def test_beta_zero_changes_nothing_and_negative_layers_count_from_the_end():
-    assert LayerBlend(beta=0.1, layer=-3, layers=None, norm="none").tapped_layers(36) == (33,)
-    assert LayerBlend(beta=0.1, layer=33, layers=None, norm="none").tapped_layers(36) == (33,)
+    assert LayerBlend(beta=0.1, layer=-3, norm="none").tapped_layers(36) == (33,)
+    assert LayerBlend(beta=0.1, layer=33, norm="none").tapped_layers(36) == (33,)
     for layer in (36, -37):
         with pytest.raises(ConfigError, match="-36 to 35"):
-            LayerBlend(beta=0.1, layer=layer, layers=None, norm="none").tapped_layers(36)
+            LayerBlend(beta=0.1, layer=layer, norm="none").tapped_layers(36)
     last = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(LayerBlend(beta=0.0, layer=0, layers=None, norm="none").mix(last, [last * 7], lambda h: h), last)
+    assert torch.equal(LayerBlend(beta=0.0, layer=0, norm="none").mix(last, [last * 7], lambda h: h), last)
 
 
 def test_the_two_norms_differ():
     last = torch.ones(1, 4)
     tapped = [torch.full((1, 4), 8.0)]
-    raw, normed = (LayerBlend(beta=0.5, layer=0, layers=None, norm=n).mix(last, tapped, lambda h: h / 8)
+    raw, normed = (LayerBlend(beta=0.5, layer=0, norm=n).mix(last, tapped, lambda h: h / 8)
                    for n in ("none", "final"))
     assert raw[0, 0] == 4.5
     assert normed[0, 0] == 1.0

@@ -43,19 +43,12 @@ from tests.sampler import test_temperature as of_temperature
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 WRONG = 1e-3
-BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5),
-          "probabilities": (0.3, 0.0), "masked_probabilities": (0.3, 0.5),
-          "experts": (0.7, 0.0), "masked_experts": (-0.6, 0.4)}
+BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5)}
 
 
 def blend_of(name: str) -> ModelBlend:
     beta, alpha_mask = BLENDS[name]
-    space = "probability" if of_probabilities(name) else "logit"
-    return ModelBlend(beta=beta, model="tiny", alpha_mask=alpha_mask, space=space)
-
-
-def of_probabilities(name: str) -> bool:
-    return name.endswith("probabilities")
+    return ModelBlend(beta=beta, model="tiny", alpha_mask=alpha_mask)
 
 
 def tables(name: str, size: int = 3, stop_ids=(0,), draft: TabularDraft | None = None,
@@ -66,29 +59,8 @@ def tables(name: str, size: int = 3, stop_ids=(0,), draft: TabularDraft | None =
     """
     seed, scale = {3: 3, 2: 7}[size], 0.5
     other = TabularModel(size, (), seed=seed + 90, scale=scale)
-    anti = TabularModel(size, (), seed=seed + 50, scale=scale) if name.endswith("experts") else None
-    engine = TabularEngine(TabularModel(size, stop_ids, seed=seed, scale=scale), blend_of(name), speculation, draft, other,
-                           anti=anti)
-    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1], of_probabilities=of_probabilities(name), anti=anti)
-
-
-@pytest.mark.parametrize("array", [np.array, torch.tensor])
-def test_probabilities_by_hand(array):
-    """Also where a probability is none in float32, and at both ends of beta."""
-    last, other = array([0.0, -200.0, -np.inf]), array([-200.0, 0.0, -np.inf])
-    mixed = {beta: ModelBlend(beta=beta, model="x", space="probability").mix(last, [other], None).tolist()
-             for beta in (0.0, 0.25, 1.0)}
-    assert mixed[0.0] == [0.0, -200.0, -np.inf]
-    assert mixed[1.0] == [-200.0, 0.0, -np.inf]
-    assert mixed[0.25] == pytest.approx([np.log(0.75), np.log(0.25), -np.inf], abs=1e-6)
-
-
-def test_probabilities_have_no_negative_share(make_config):
-    given = ("blend=model", "blend.model=tiny", "sampler.proposal=matched", "blend.space=probability")
-    make_config(*given, "blend.beta=0.3")
-    for beta in (-0.3, 1.5):
-        with pytest.raises(ConfigError, match=rf"blend.beta: given {beta}; allowed: 0 to 1 with blend.space=probability: "):
-            make_config(*given, f"blend.beta={beta}")
+    engine = TabularEngine(TabularModel(size, stop_ids, seed=seed, scale=scale), blend_of(name), speculation, draft, other)
+    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1])
 
 
 @pytest.mark.parametrize("array", [np.array, torch.tensor])
@@ -112,10 +84,9 @@ def test_temperature_has_the_law_by_hand(name, stop_ids):
     for options in ({"temperature": 0.7}, {"temperature": 1.3, "top_k": 2}, {"temperature": 0.9, "repetition_penalty": 1.4}):
         law = of_temperature.law_under(of_temperature.make(**options), engine)
         assert total_variation(law, product_law(engine.model, 3, beside, **options)) <= EXACT
-    opposite = 1 - beside.beta if beside.of_probabilities else -beside.beta
+    opposite = -beside.beta
     for wrong in (beside._replace(beta=opposite), beside._replace(beta=2 * beside.beta), beside._replace(alpha_mask=0.7),
-                  beside._replace(other=engine.model),
-                  beside._replace(beta=0.4, of_probabilities=not beside.of_probabilities)):
+                  beside._replace(other=engine.model)):
         assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
     if beside.alpha_mask:
         assert total_variation(law, product_law(engine.model, 3, beside._replace(alpha_mask=0.0), **options)) > WRONG
@@ -188,14 +159,6 @@ def test_beyond_the_other_model_is_a_law(beta):
     assert total_variation(law, product_law(model, 3, Beside(1.0, other), temperature=0.7)) > WRONG
 
 
-def test_an_expert_less_an_anti_expert_is_not_the_expert_less_the_target():
-    engine, beside = tables("experts")
-    law = of_temperature.law_under(of_temperature.make(temperature=0.7), engine)
-    assert total_variation(law, product_law(engine.model, 3, beside, temperature=0.7)) <= EXACT
-    for wrong in (beside._replace(anti=None), beside._replace(other=beside.anti, anti=beside.other)):
-        assert total_variation(law, product_law(engine.model, 3, wrong, temperature=0.7)) > WRONG
-
-
 # The batched engine, with a companion of another family, fewer layers and another number of rows in its head.
 
 PROMPTS = [prompt % 53 for prompt in ANY_PROMPTS]
@@ -214,12 +177,12 @@ def amateur(request):
     return random_model("llama", vocab_size=request.param, num_hidden_layers=2)
 
 
-def engine_of(model, amateur, blend, slots=8, decoder=None, draft=None, anti=None, **options) -> BatchedEngine:
+def engine_of(model, amateur, blend, slots=8, decoder=None, draft=None, **options) -> BatchedEngine:
     parts, other = LanguageModel(model, stop_ids=STOPS), LanguageModel(amateur)
     parts.forbid(range(amateur.config.vocab_size, 61))
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
     return BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, speculation,
-                         companion=other, anti=None if anti is None else LanguageModel(anti))
+                         companion=other)
 
 
 def chains(sampler):
@@ -261,29 +224,6 @@ def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler)
         assert done.cost.companion_forwards == done.cost.token_forwards
         if options.keys() <= {"slots", "order"}:
             assert done.cost == plain(sampler)[tag].cost
-
-
-@pytest.mark.parametrize("options", [
-    {"slots": 3}, {"decoder": match(), "draft": "dflash"},
-    *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"skip_identical": False}))], ids=str)
-def test_a_subtracted_model_follows_the_rows_too(qwen3, options):
-    """An expert and an anti-expert, of two families, against the reference: each has a cache of its own."""
-    expert, anti = random_model("llama", vocab_size=53, num_hidden_layers=2), random_model("gpt2", vocab_size=53, n_layer=2)
-    blend, parts = ModelBlend(beta=0.6, model="x", anti_model="y", alpha_mask=0.02), LanguageModel(qwen3, stop_ids=STOPS)
-    parts.forbid(range(53, 61))
-    reference = RememberingReference(qwen3, parts, blend, None, expert, None, anti)
-    found = run(qwen3, expert, blend, anti=anti, **options)
-    for tag, chain in chains(SAMPLERS["power_mh"])[: len(PROMPTS)]:
-        same(found[tag].result, reference.run(chain))
-        assert found[tag].cost.companion_forwards == 2 * found[tag].cost.token_forwards
-
-
-def test_the_plan_counts_a_subtracted_model(qwen3):
-    other = LanguageModel(random_model("llama", num_hidden_layers=2))
-    one = Workload(LanguageModel(qwen3), 150, 100, Options(), None, other)
-    found, two = predict(one, 12), predict(one._replace(anti=other), 12)
-    assert two.caches - found.caches >= 12 * 150 * other.cache_shape.token_bytes()
-    assert two.step > found.step
 
 
 @pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
@@ -476,20 +416,6 @@ def test_a_run_counts_the_companions_forwards_apart(make_config):
     assert all("companion_forwards" not in record for record in records_of(plain.folder).values())
     line = "blend=model: counted for the target alone; its companion adds as many token-forwards"
     assert line in cost.assumptions(make_config(*given))
-
-
-def test_a_run_with_a_subtracted_model(make_config, tmp_path):
-    """The same model twice changes nothing, and counts twice."""
-    given = ("sampler=temperature", "dataset.limit=2", "dataset.max_new_tokens=12")
-    both = ("blend=model", "blend.model=tiny", "blend.anti_model=tiny", "blend.beta=1")
-    plain, twice = (records_of(execute(make_config(*given, *more)).folder) for more in ((), both))
-    assert [each["tokens"] for each in plain.values()] == [each["tokens"] for each in twice.values()]
-    assert all(each["companion_forwards"] == 2 * each["token_forwards"] for each in twice.values())
-    assert identity_hash(make_config(*both[:3])) != identity_hash(make_config(*both[:2]))
-    with pytest.raises(UserError, match=r"blend.space: given 'probability'; allowed: logit with blend.anti_model"):
-        make_config(*both[:3], "blend.space=probability")
-    with pytest.raises(UserError, match=r"^blend.anti_model: "):
-        make_config(*both[:2], f"blend.anti_model={tmp_path / 'none'}")
 
 
 def test_a_model_as_its_own_companion_changes_nothing(make_config):

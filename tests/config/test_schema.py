@@ -369,8 +369,6 @@ def test_a_constructor_refuses_in_one_line(given, said):
 
 
 def test_entries_of_lists_are_checked():
-    with refused(start="blend.layers: given [1, 'a']; allowed: a list of whole numbers ([1,2]) or null"):
-        LayerBlend(layers=[1, "a"])
     with refused(start="sampler.alphas: given [1.0, -1.0]; allowed: a list of numbers ([0.5,1]), each >= 1e-06"):
         components("sampler")["replica_exchange"].cls(alphas=[1.0, -1])
 

@@ -456,7 +456,7 @@ def test_what_a_sweep_asks_of_the_command_line_changes_no_identity():
     (["condition=replica_exchange", "sampler.alphas=[1,2,3]"], "replica_exchange alphas=[1, 2, 3]"),
     (["condition=replica_exchange", "sampler.temperatures=[1,1,1]"], "replica_exchange temperatures=[1, 1, 1]"),
     (["condition=ps", "sampler.entropy_power=2", "sampler.early_reject=off"], "ps"),  # neither changes an output
-    (["condition=blend_ps", "blend.beta=-0.5", "blend.layers=[0,1]"], "blend_ps beta=-0.5 layers=[0, 1]"),
+    (["condition=blend_ps", "blend.beta=-0.5", "blend.norm=final"], "blend_ps beta=-0.5 norm=final"),
     (["condition=temp", "sampler.presence_penalty=1"], "temp presence_penalty=1"),
     (["experiment=power_sampling_paper", "condition=ps", "model=tiny", "hardware=local"], "ps"),  # its own number of steps
     (["experiment=power_sampling_paper", "condition=ps", "model=tiny", "hardware=local", "sampler.num_steps=2"],
@@ -498,7 +498,7 @@ def test_a_run_has_one_name_before_and_after_it_and_names_what_differs_between_t
 def test_fields_are_in_the_same_order_in_all_labels():
     """One field is a condition's own value in one run, and differs from it in the other."""
     def config(beta: float) -> dict:
-        return {"blend": {"name": "layer", "layer": -3, "layers": None, "norm": "none", "beta": beta}}
+        return {"blend": {"name": "layer", "layer": -3, "norm": "none", "beta": beta}}
 
     identities = [{"sampler.alpha": alpha, "blend.beta": beta} for alpha, beta in ((2.0, 0.1), (4.0, 0.05))]
     labels = labels_of(["blend_ps", "blend_ps"], identities, [config(0.1), config(0.05)])

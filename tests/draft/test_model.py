@@ -400,24 +400,24 @@ def test_models_beside_the_target_stay_loaded(make_config, tmp_path, monkeypatch
 
     tiny = make_config("model=tiny")
     target, folders = tiny.model.load("cpu"), {}
-    for name in ("small", "amateur", "anti", "other"):
+    for name in ("small", "amateur", "other"):
         folders[name] = shutil.copytree(make_config(*GIVEN).draft.model, tmp_path / name)
     monkeypatch.setattr(hf, "_pretrained", counted)
 
-    def loaded(draft, blend, anti):
+    def loaded(draft, blend):
         config = make_config(f"draft={folders[draft]}", "decoder=speculative_match", "blend=model",
-                             f"blend.model={folders[blend]}", f"blend.anti_model={folders[anti]}")
+                             f"blend.model={folders[blend]}")
         read.clear()
-        models = config.draft.load(target).model, config.blend.companion(target), config.blend.anti(target)
+        models = config.draft.load(target).model, config.blend.companion(target)
         return models, read.copy()
 
-    first, found = loaded("small", "amateur", "anti")
-    assert found == ["small", "amateur", "anti"]
-    assert loaded("small", "amateur", "anti") == (first, [])
-    assert loaded("amateur", "amateur", "anti") == (first[1:2] + first[1:], [])
-    again, found = loaded("other", "amateur", "anti")
+    first, found = loaded("small", "amateur")
+    assert found == ["small", "amateur"]
+    assert loaded("small", "amateur") == (first, [])
+    assert loaded("amateur", "amateur") == (first[1:] * 2, [])
+    again, found = loaded("other", "amateur")
     assert (again[1:], found) == (first[1:], ["other"])
-    assert loaded("small", "amateur", "anti")[1] == ["small"]
+    assert loaded("small", "amateur")[1] == ["small"]
 
 
 def test_rows_that_do_not_draw_are_fed_their_last_token_alone():

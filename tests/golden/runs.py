@@ -46,7 +46,6 @@ RUNS: dict[str, tuple[str, ...]] = {
     "draft_refine_confidence": ("sampler=draft_refine", "draft=tiny", *MH, "sampler.cut=confidence"),
     "temperature_counts": ("sampler=temperature", "sampler.temperature=0.9", "sampler.frequency_penalty=0.4",
                            "sampler.presence_penalty=0.3", "decoder=speculative_match", "draft=tiny"),
-    "blend_layers": ("condition=blend_greedy", "blend.layers=[-2,-3]", "blend.beta=-0.2"),
     "blend_layer": ("condition=blend_greedy", "blend.beta=0.2"),
     "blend_layer_final": ("condition=blend_ps", *MH, "blend.beta=0.1", "blend.norm=final"),
     "blend_layer_matched": ("condition=blend_ps", *MH, "blend.beta=0.1", "sampler.proposal=matched"),

@@ -63,7 +63,7 @@ MIXED = {"none": None, "layer": (0.4, "none"), "layer_final": (0.4, "final")}
     if (at + place + number) % 3 == 0])
 def test_exact_law(select, stop_ids, blend):
     model = TabularModel(VOCAB, stop_ids, seed=4, scale=0.5)
-    mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, layers=None, norm=blend[1])
+    mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, norm=blend[1])
     law = drawn(make(select=select), TabularEngine(model, mixed))
     assert total_variation(law, expected(select, model=model, blend=blend)) <= EXACT
 

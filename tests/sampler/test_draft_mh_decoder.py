@@ -23,7 +23,7 @@ from dflash_mcmc.testing import (
 from tests.sampler.test_draft_mh import EXACT, make
 
 HORIZON = 2
-LAYER = LayerBlend(beta=0.4, layer=0, layers=None, norm="final")
+LAYER = LayerBlend(beta=0.4, layer=0, norm="final")
 RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
          "match_sampled": (rules.match, {"shared_noise": True, "temperature": 1.0}),
          "rejection": (rules.reject, {"shared_noise": False, "temperature": None}),

@@ -15,7 +15,7 @@ from dflash_mcmc.types import Trajectory
 HORIZON = 5
 
 
-@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.6, layer=0, layers=None, norm="final")], ids=["none", "layer"])
+@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.6, layer=0, norm="final")], ids=["none", "layer"])
 @pytest.mark.parametrize("seed", range(5))
 def test_law_is_a_point_mass_on_the_argmax(blend, seed):
     engine = TabularEngine(TabularModel(4, (0,), seed=seed), blend)

@@ -46,7 +46,7 @@ def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_exact_under_a_blend(form):
-    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final"))
     assert max(errors(make(form=form), engine)) < EXACT
 
 

@@ -92,7 +92,7 @@ def test_step_leaves_the_power_target_invariant(options, stop_ids):
 @pytest.mark.parametrize("norm", ["none", "final"])
 @pytest.mark.parametrize("stop_ids", [(0,), (0, 2)], ids=["one_stop", "two_stops"])
 def test_step_leaves_the_blended_power_target_invariant(options, proposal, norm, stop_ids):
-    engine, blend = engine_of(stop_ids, LayerBlend(beta=0.3, layer=0, layers=None, norm=norm)), (0.3, norm)
+    engine, blend = engine_of(stop_ids, LayerBlend(beta=0.3, layer=0, norm=norm)), (0.3, norm)
     target = target_by_hand(engine, 4, options, blend, blend if proposal == "matched" else None)
     check_step(engine, make(proposal=proposal, **options), target)
 
@@ -119,7 +119,7 @@ def test_proposal_law_follows_the_options(options):
 
 @pytest.mark.parametrize("norm", ["none", "final"])
 def test_proposals_use_the_logits_of_the_proposal_option(norm):
-    engine, blend = engine_of((0,), LayerBlend(beta=0.5, layer=0, layers=None, norm=norm), seed=1), (0.5, norm)
+    engine, blend = engine_of((0,), LayerBlend(beta=0.5, layer=0, norm=norm), seed=1), (0.5, norm)
     laws = {"base": q_by_hand(engine, 3, {}), "matched": q_by_hand(engine, 3, {}, blend)}
     for proposal, law in laws.items():
         assert total_variation(drawn(engine, make(proposal=proposal)), law) <= EXACT
@@ -164,7 +164,7 @@ def abandons(engine, sampler, target) -> bool:
 
 @pytest.mark.parametrize("norm", ["none", "final"])
 def test_early_rejection_of_matched_blended_proposals_is_exact(norm):
-    engine, blend = engine_of((0,), LayerBlend(beta=0.3, layer=0, layers=None, norm=norm)), (0.3, norm)
+    engine, blend = engine_of((0,), LayerBlend(beta=0.3, layer=0, norm=norm)), (0.3, norm)
     check_step(engine, make(proposal="matched", early_reject="exact"), target_by_hand(engine, 4, {}, blend, blend))
 
 
@@ -172,7 +172,7 @@ NOT_EXACT = {
     "hot": ({"alpha": 1.0, "proposal_temperature": 4.0}, None),
     "cold": ({"alpha": 1.5, "proposal_temperature": 0.3}, None),
     "alpha_below_one": ({"alpha": 0.5, "proposal_temperature": 1.5}, None),
-    "base_of_a_blend": ({"alpha": 1.5}, LayerBlend(beta=0.8, layer=0, layers=None, norm="none")),
+    "base_of_a_blend": ({"alpha": 1.5}, LayerBlend(beta=0.8, layer=0, norm="none")),
 }
 
 

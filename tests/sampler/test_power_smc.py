@@ -73,7 +73,7 @@ def test_the_weights_are_unbiased_with_three_particles():
 
 
 def test_the_weights_are_unbiased_under_a_blend():
-    engine = TabularEngine(TabularModel(3, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    engine = TabularEngine(TabularModel(3, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final"))
     assert error(make(), engine, 2) < EXACT
 
 

@@ -79,7 +79,7 @@ def test_ordered_swaps_of_three_rungs_are_exact(stops):
 
 
 def test_a_round_is_exact_under_a_blend():
-    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
+    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final"))
     assert joint_error(engine, make(), 2, round_of(engine, 2)) < EXACT
 
 

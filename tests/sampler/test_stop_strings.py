@@ -108,7 +108,7 @@ def test_power_mh(name, options):
 
 
 def test_power_mh_under_a_blend():
-    blend = LayerBlend(beta=0.4, layer=0, layers=None, norm="final")
+    blend = LayerBlend(beta=0.4, layer=0, norm="final")
     assert step_errors(engine_of("spans two tokens", blend=blend), of_power_mh.make(proposal="matched"), 3) <= EXACT
 
 

@@ -41,20 +41,9 @@ def law_under(sampler: Temperature, engine: TabularEngine) -> dict:
 @pytest.mark.parametrize(("stop_ids", "blend"), [((0,), None), ((1, 3), (0.4, "none")), ((), (0.4, "final"))])
 def test_exact_law(options, stop_ids, blend):
     model = TabularModel(VOCAB, stop_ids, seed=4)
-    mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, layers=None, norm=blend[1])
+    mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, norm=blend[1])
     expected = product_law(model, HORIZON, blend, **{"temperature": 0.5, **options})
     assert total_variation(law_under(make(**options), TabularEngine(model, mixed)), expected) <= EXACT
-
-
-@pytest.mark.parametrize("beta", [0.4, -0.9])
-@pytest.mark.parametrize("norm", ["none", "final"])
-def test_exact_law_under_a_blend_with_two_layers(beta, norm):
-    model = TabularModel(VOCAB, (0,), seed=4, num_layers=3)
-    law = law_under(make(), TabularEngine(model, LayerBlend(beta=beta, layer=0, layers=[-1, 0], norm=norm)))
-    names = ("tapped", "tapped 2")
-    assert total_variation(law, product_law(model, HORIZON, (beta, norm, names), temperature=0.5)) <= EXACT
-    for wrong in ((-beta, norm, names), (2 * beta, norm, names), (beta, norm, names[:1])):  # the sum, one layer alone
-        assert total_variation(law, product_law(model, HORIZON, wrong, temperature=0.5)) > WRONG
 
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"temperature": 1.3, "top_k": 3, "min_p": 0.3}, OPTIONS["all"]])

@@ -131,7 +131,6 @@ class BatchedEngine(ChainRunner):
         drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
         companion: the model whose logits the blend mixes in; None for a blend without one.
         second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
-        anti: a further model for the blend, after the companion; None without one.
         few_rows: whether products are those of few rows (`linear.py`).
     """
 
@@ -141,11 +140,11 @@ class BatchedEngine(ChainRunner):
                  options: Options = DEFAULTS, prompt_length: int | None = None,
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None,
                  companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
-                 anti: LanguageModel | None = None, few_rows: bool = False):
+                 few_rows: bool = False):
         super().__init__()
         self.model, self.num_slots, self.options, self._few_rows = model, num_slots, options, few_rows
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti)
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
         _check_positions(work)
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
@@ -153,17 +152,15 @@ class BatchedEngine(ChainRunner):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = EngineSteps(proposer, speculation.rule if speculation else None, few_rows)
-        if free_rows(model, made, implementation) and all(
-                _free_companion(each, work, few_rows) for each in (companion, anti)):
+        if free_rows(model, made, implementation) and _free_companion(companion, work, few_rows):
             ladder = ladder._replace(row_step=1)
-        beside, subtracted, drafting = (None if each is None else ModelRunner(
+        beside, drafting = (None if each is None else ModelRunner(
             each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
-            for each in (companion, anti, proposer.model if isinstance(proposer, ModelDrafter) else None))
+            for each in (companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if proposer and proposer.companion else None, grid, beside,
-                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting,
-                             subtracted)
+                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting)
         # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
         cache, spare = (cache_of(work, model, num_rows, longest if on_gpu else ladder.key_step) for _ in range(2))
         prompts = PromptReader(runner, cache_of(work, model, *work.prompts(num_slots)))
@@ -231,7 +228,7 @@ def _check_positions(work: Workload) -> None:
     """Raises UserError if the longest sequence exceeds the positions of a model."""
     for model in work.models:
         name = "the model's" if model is work.model else "those of " + (
-            "blend.model" if model is work.companion else "blend.anti_model" if model is work.anti else "draft.model")
+            "blend.model" if model is work.companion else "draft.model")
         if model.max_positions is not None and work.max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {work.max_length} positions; allowed: "
                             f"{model.max_positions} ({name})")

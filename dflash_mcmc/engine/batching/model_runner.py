@@ -107,20 +107,18 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
-        companion: runs the companion, whose cache is the last of `KVCache.chain` but for `anti`'s; None without one.
+        companion: runs the companion, whose cache is the last of `KVCache.chain`; None without one.
         drafting: runs the model of a `ModelDrafter`, whose cache is `KVCache.drafts`; None without one.
         second: the prompts of the companion; None if it reads the target's.
-        anti: runs a further companion, whose cache is then the last; None without one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
                  companion: ModelRunner | None = None, second: SecondPrompts | None = None,
-                 drafting: ModelRunner | None = None, anti: ModelRunner | None = None):
+                 drafting: ModelRunner | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
         self.companion, self.second, self.drafting = companion, second, drafting
-        self._companions = [runner for runner in (companion, anti) if runner is not None]
-        self.beside = [*self._companions, *([] if drafting is None else [drafting])]
+        self.beside = [runner for runner in (companion, drafting) if runner is not None]
         self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
         self.blend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
@@ -178,9 +176,7 @@ class ModelRunner:
             if self.second is not None and beside is None:
                 beside = self.second.of_step(rows, tokens)
             fed, skipped = (tokens, None) if beside is None else beside
-            caches = cache.chain()[-len(self._companions):]
-            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped)
-                            for runner, own in zip(self._companions, caches, strict=True)]
+            self._beside = [self.companion._forward(cache.chain()[-1], rows, fed, positions, key_length, window, skipped)]
         if self.drafting is not None:
             self._drafted = [] if is_block else [
                 self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
@@ -265,11 +261,12 @@ class ModelRunner:
             sources: values of `ops.Draw.source`.
             said: the draft's hidden states, if they are used.
         """
-        blended = len(self._companions or self._blended_layers)
+        companion = None if self.companion is None else self.companion.model
+        blended = len(self._blended_layers) if companion is None else 1
         tapped, drafted = tapped[:blended], tapped[blended:]
         if said is not None and said.hidden is not None and self.blend.needs_draft:
             tapped = [torch.where(said.inside[:, None], said.hidden.float(), hidden.float())]
-        mixed, own = mixed_logits(self.model, self.blend, hidden, tapped, [runner.model for runner in self._companions])
+        mixed, own = mixed_logits(self.model, self.blend, hidden, tapped, companion)
         if own is None:
             own = self.model.logits(hidden) if tapped and "base" in sources else mixed
         return self._with_sources({"blended": mixed}, sources, own, said, drafted)
@@ -313,20 +310,19 @@ def _first(positions: torch.Tensor, window: int | None, skipped: torch.Tensor | 
 
 
 def mixed_logits(model: LanguageModel, blend: TargetBlend, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
-                 companions: Sequence[LanguageModel]) -> tuple[torch.Tensor, torch.Tensor | None]:
+                 companion: LanguageModel | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Float32 logits (rows, vocabulary) of a blend; and the target's own, if the blend takes logits.
 
     Args:
         hidden: (rows, width), the target's states after its final norm.
-        tapped: what the blend mixes in, each (rows, width): states of the companions, or of its layers, or of the draft.
-        companions: the models of these states, for a blend that takes logits; else none.
+        tapped: what the blend mixes in, each (rows, width): states of the companion, or of its layers, or of the draft.
+        companion: the model of these states, for a blend that takes logits; else None.
     """
-    if not blend.mixes_logits:
+    if companion is None:
         return model.logits(blend.mix(hidden.float(), [state.float() for state in tapped],
                                       lambda h: model.final_norm(h.to(model.dtype)).float())), None
     own = model.logits(hidden)
-    others = [_logits_beside(model, each, state) for each, state in zip(companions, tapped, strict=True)]
-    return blend.mix(own, others, lambda values: values), own
+    return blend.mix(own, [_logits_beside(model, companion, tapped[0])], lambda values: values), own
 
 
 def _logits_beside(model: LanguageModel, other: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:

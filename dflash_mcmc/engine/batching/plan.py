@@ -90,7 +90,7 @@ class DraftSize(NamedTuple):
 class Workload(NamedTuple):
     """A model, a draft and lengths: what the memory depends on, beside the number of slots.
 
-    `companion` and `anti` are other models that read every token with the target.
+    `companion` is another model that reads every token with the target.
     """
 
     model: LanguageModel | TargetShape
@@ -99,13 +99,12 @@ class Workload(NamedTuple):
     options: Options
     drafter: Drafter | DraftSize | None = None
     companion: LanguageModel | TargetShape | None = None
-    anti: LanguageModel | TargetShape | None = None
 
     @property
     def models(self) -> list[LanguageModel | TargetShape]:
-        """The target, a model that drafts, and companions."""
+        """The target, a model that drafts, and a companion."""
         drafting = self.drafter.model if isinstance(self.drafter, DraftSize | ModelDrafter) else None
-        return [self.model, *(each for each in (drafting, self.companion, self.anti) if each is not None)]
+        return [self.model, *(each for each in (drafting, self.companion) if each is not None)]
 
     @property
     def padding(self) -> int:
@@ -144,8 +143,8 @@ class Workload(NamedTuple):
     def companions(self) -> tuple[CacheShape, ...]:
         """Shapes of the caches that follow the target's: a draft's and another model's, as far as there are any."""
         drafted = self.drafter.companion if self.drafter else None
-        others = [None if model is None else model.cache_shape for model in (self.companion, self.anti)]
-        return tuple(shape for shape in (drafted, *others) if shape is not None)
+        other = self.companion.cache_shape if self.companion else None
+        return tuple(shape for shape in (drafted, other) if shape is not None)
 
     def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
         """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
@@ -171,8 +170,8 @@ _LOGIT_COPIES = 5
 """Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
 _BLOCK_COPIES = 12
 """Like `_LOGIT_COPIES`, for a step that drafts a block. The number includes the arrays of the draft and of the rule."""
-_OTHER_COPIES = 2
-"""The arrays that a blend of logits adds to those that it mixes in: the target's and the mixture."""
+_OTHER_COPIES = 3
+"""The arrays of a blend of logits: the target's, the companion's and the mixture."""
 
 
 class MemoryPlan(NamedTuple):
@@ -224,8 +223,7 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     states = work.state_bytes(rows, length, 2) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8
     caches = states + positions * work.token_bytes + rows * length * row_bytes
-    others = (work.companion is not None) + (work.anti is not None)
-    copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES + others if others else 0)
+    copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES if work.companion else 0)
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)

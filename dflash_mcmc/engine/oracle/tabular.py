@@ -97,15 +97,13 @@ class TabularEngine:
         draft: a draft for the blend, or a draft from which tokens are drawn.
         companion: the other model of a blend that mixes logits.
         second: the companion's prompt; None if it reads the target's.
-        anti: the model that the blend subtracts; None for the target.
     """
 
     def __init__(self, model: TabularModel, blend: TargetBlend | None = None,
                  speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None,
-                 companion: TabularModel | None = None, second: tuple[int, ...] | None = None,
-                 anti: TabularModel | None = None):
+                 companion: TabularModel | None = None, second: tuple[int, ...] | None = None):
         self.model, self.speculation, self.draft, self._level = model, speculation, draft, 0
-        self.companion, self.second, self.anti = companion, second, anti
+        self.companion, self.second = companion, second
         self.blend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
         self._shares: dict[int, tuple[np.ndarray, list[float], np.ndarray]] = {}
@@ -253,7 +251,7 @@ class TabularEngine:
             others = [drafted]
         elif self.companion is not None:
             read = prefix if self.second is None else (*self.second, *prefix[len(prefix) - length :])
-            others = [model.logits(read, "last") for model in (self.companion, self.anti) if model is not None]
+            others = [self.companion.logits(read, "last")]
         else:
             others = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                       for layer in self.blend.tapped_layers(self.model.num_layers)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, percent, points
-from dflash_mcmc.report.reading import DATASET, Run, blended_layers, published, sources
+from dflash_mcmc.report.reading import DATASET, Run, published, sources
 from dflash_mcmc.report.study import Study, same_but
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import aligned, restricted
@@ -78,7 +78,8 @@ def section(study: Study) -> Section | None:
             rates.append(Clusters([record["problem"] for record in run.records]).ratio(
                 [record["accepted"] for record in run.records], proposals))
         rows = [{"run": run.shown, "correct": round(share.known * share.n), "total": share.n, **share.columns("accuracy"),
-                 **rate.columns("acceptance"), "blend_source": {"layer": blended_layers(run), "draft": "draft"}.get(
+                 **rate.columns("acceptance"), "blend_source": {
+                     "layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}.get(
                      run.component("blend"), "-")} for run, share, rate in zip(blends, shares, rates, strict=True)]
         tables.append(ReportTable("blend_sources", "Power sampling by blend", {  # table 6.3 of guided power sampling
             "condition": "run", "correct": ("correct", "count"), "total": ("total", "count"),

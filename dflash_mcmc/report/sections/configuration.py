@@ -16,7 +16,7 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, count, paragraphs
-from dflash_mcmc.report.reading import Run, blended_layers, published_settings
+from dflash_mcmc.report.reading import Run, published_settings
 from dflash_mcmc.report.study import Study
 
 _TEXT = """
@@ -115,7 +115,7 @@ def _figure(run: Run) -> figure.Figure:
               ("kernel", "answer", "-|>", "after the last block")]
     links = [("target", "kernel"), ("target", "proposal")]
     if blend != "none":
-        layer = f"{blended_layers(run)}\nthrough the same head"
+        layer = f"layer {run.identity.get('blend.layer')}\nthrough the same head"
         places |= {"mixed": (43, 24, f"blend\n(1 - β) target + β other\nβ = {value('blend.beta')}", INK),
                    "other": (13, 13, layer if blend == "layer" else f"{blend}\nblock by block", WRONG)}
         matched = run.identity.get("sampler.proposal") == "matched"

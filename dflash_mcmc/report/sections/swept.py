@@ -240,7 +240,7 @@ def _probed(run: Run, probes: Sequence[ProbeRun]) -> dict | None:
 
 def _source_of(identity: Mapping[str, object]) -> dict[str, object]:
     """The fields of a blend that say what it mixes in."""
-    apart = ("blend.beta", "blend.alpha_mask", "blend.space")
+    apart = ("blend.beta", "blend.alpha_mask")
     return {key: value for key, value in identity.items() if key.partition(".")[0] == "blend" and key not in apart}
 
 

@@ -88,10 +88,10 @@ SAMPLERS = {
     "power_mh_adaptive": power_mh(schedule="adaptive", num_blocks=6),
     "power_mh_early": power_mh(proposal="matched", early_reject="exact", num_steps=3),
 }
-BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, layers=None, norm="none"),
-          "layer_final": LayerBlend(beta=0.4, layer=0, layers=None, norm="final"),
-          "last_layer": LayerBlend(beta=0.3, layer=-1, layers=None, norm="none"),
-          "two_layers_away": LayerBlend(beta=-0.4, layer=0, layers=[-2, 0], norm="final")}
+BLENDS = {"none": NoBlend(), "layer": LayerBlend(beta=0.2, layer=-2, norm="none"),
+          "layer_final": LayerBlend(beta=0.4, layer=0, norm="final"),
+          "last_layer": LayerBlend(beta=0.3, layer=-1, norm="none"),
+          "away": LayerBlend(beta=-0.4, layer=0, norm="final")}
 PROMPTS = [np.array([11, 5, 23, 9]), np.array([40]), np.arange(150) * 7 % 61, np.array([3, 7, 3]), np.arange(8, 8 + 50)]
 NUM_CHAINS = 2 * len(PROMPTS)
 
@@ -421,7 +421,7 @@ def test_more_positions_than_the_model_has_are_refused(qwen3):
 
 def test_a_blend_that_gives_no_numbers_fails_every_chain(qwen3):
     """Proposals are drawn from the model without the blend. Only the target's log-probabilities are affected."""
-    blend = LayerBlend(beta=0.5, layer=0, layers=None, norm="none")
+    blend = LayerBlend(beta=0.5, layer=0, norm="none")
     blend.beta = torch.nan
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), blend, 4, 170)
     done = list(engine.run(chains(SAMPLERS["power_mh"])))

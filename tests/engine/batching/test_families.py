@@ -137,7 +137,7 @@ def test_the_plan_before_the_weights_are_loaded_knows_the_keys(family):
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma2"])
 def test_a_blend_comes_before_the_soft_cap(family):
-    model, blend = model_of(family), LayerBlend(beta=0.3, layer=1, layers=None, norm="final")
+    model, blend = model_of(family), LayerBlend(beta=0.3, layer=1, norm="final")
     parts = LanguageModel(model, stop_ids=STOPS)
     reference = RememberingReference(model, parts, blend)
     expected = {tag: reference.run(chain) for tag, chain in chains(temperature(), 3)}

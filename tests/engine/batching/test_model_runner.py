@@ -77,7 +77,7 @@ def test_a_step_can_be_captured(monkeypatch, law, decoder):
             found.extend(mode.found)
 
     mixed = (list(LAWS).index(law) + DECODERS.index(decoder)) % 2
-    blend = LayerBlend(beta=0.3, layer=1, layers=None, norm="final") if mixed else NoBlend()
+    blend = LayerBlend(beta=0.3, layer=1, norm="final") if mixed else NoBlend()
     assert len(stepped(monkeypatch, Watched, blend, LAWS[law], speculation(decoder), horizon=6)) == 6
     assert not found
 

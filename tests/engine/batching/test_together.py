@@ -110,7 +110,7 @@ class Done:
         self.result = result
 
 
-@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.2, layer=-2, layers=None, norm="none")])
+@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.2, layer=-2, norm="none")])
 @pytest.mark.parametrize("name", CHAINS)
 def test_batched_is_reference(model, name, blend):
     reference = RememberingReference(model, LanguageModel(model, stop_ids=STOPS), blend)
