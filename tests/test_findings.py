@@ -140,7 +140,7 @@ def test_equal_likelihood_is_not_equal_answers():
     said, runs = " ".join((FINDINGS / "equal-cost-on-gsm8k.md").read_text().split()), stored("cost_gsm8k")
     drawn = runs["temperature-gsm8k-fcebb28b0fc5"].draws
     best = {one: max((draws[chain] for chain in range(8)), key=lambda draw: draw["log_p"]) for one, draws in drawn.items()}
-    chain = {one: runs["power_mh-gsm8k-b98e1b9dc458"].records[one] for one in best}
+    chain = {one: runs["power_mh-gsm8k-a02f13a9a918"].records[one] for one in best}
     likely = [statistics.mean(record["log_p"] for record in each.values()) for each in (chain, best)]
     right = [{one for one, record in each.items() if record["verdict"] == "correct"} for each in (chain, best)]
     won, lost = len(right[0] - right[1]), len(right[1] - right[0])
@@ -277,7 +277,7 @@ def test_accepted_and_moving_proposals_follow_from_the_records(tmp_path, monkeyp
     named = dict(re.findall(r"^\| (`[^`]+`) \| `([\w.=-]+)` \|$", page.read_text(), re.MULTILINE))
     row = r"^\| ([^|]+) \| ([^|]+) \| ([-+]\d\.\d\d \(.*)\|$"
     for first, second, cells in re.findall(row, page.read_text(), re.MULTILINE):
-        pair = ([f"gpu_gsm8k/{folder}" for folder in ("layer-power_mh-gsm8k-0393560d0fd4", "power_mh-gsm8k-3a68602110d0")]
+        pair = ([f"gpu_gsm8k/{folder}" for folder in ("layer-power_mh-gsm8k-62c3643610b5", "power_mh-gsm8k-5538fcd3afd8")]
                 if second == "1,319" else [f"signflip_gsm8k/{named[run]}" for run in (first, "`ps`")])
         both.append((cells, pair))
     for kind, beta, cells in re.findall(row, (FINDINGS / "sign-of-beta.md").read_text(), re.MULTILINE):
@@ -458,8 +458,8 @@ def test_the_page_of_evidence_follows_from_the_records():
     """Rows of rules over draws against greedy decoding and chains by exact McNemar tests, with a prompt read once."""
     page, runs, of_code = (FINDINGS / "evidence.md").read_text(), stored("evidence"), stored("cost_code")
     folders = dict(re.findall(r"^\| `([^`]+)` \| `([\w-]+)` \|$", page, re.MULTILINE))
-    bases = {"HumanEval": [of_code[name] for name in ("greedy-humaneval-867ecf38922c", "power_mh-humaneval-2e73d0fef336",
-                                                      "power_smc-humaneval-0793bd30bf26")],
+    bases = {"HumanEval": [of_code[name] for name in ("greedy-humaneval-867ecf38922c", "power_mh-humaneval-f951c133089a",
+                                                      "power_smc-humaneval-e86e68702885")],
              "MBPP": [runs[folders["greedy, MBPP"]]]}
     shares, tables = {}, dict(zip(("MBPP", "HumanEval"), re.findall(r"^\| (?:MBPP|HumanEval) \|.*\n\|.*\n((?:\|.*\n)+)", page,
                                                                    re.MULTILINE), strict=True))

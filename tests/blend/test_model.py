@@ -145,7 +145,7 @@ def test_samplers_with_a_draft_are_exact(name):
 
 
 @pytest.mark.parametrize(("name", "decoder"), [
-    ("contrastive", "match"), ("probabilities", "match_sampled"), ("masked", "rejection"), ("masked_ensemble", "block")])
+    ("contrastive", "match"), ("ensemble", "match_sampled"), ("masked", "rejection"), ("masked_ensemble", "block")])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 

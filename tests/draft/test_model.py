@@ -142,7 +142,7 @@ def test_a_draw_from_the_draft_has_the_law_by_hand():
     assert total_variation(drawn, expected) <= 1e-12
 
 
-@pytest.mark.parametrize("changes", [{}, {"cut": "start"}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
 @pytest.mark.parametrize("num_drafted", [1, 2])
 def test_draft_mh_leaves_the_power_target_invariant(changes, num_drafted):
     assert max(of_draft_mh.errors(tabular(num_drafted), of_draft_mh.make(**changes), 3)) <= 1e-12

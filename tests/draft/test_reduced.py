@@ -232,7 +232,7 @@ def irreducible(matrix: np.ndarray) -> bool:
     return bool((np.linalg.matrix_power((matrix > 0) + np.eye(len(matrix)), len(matrix)) > 0).all())
 
 
-@pytest.mark.parametrize("changes", [{}, {"cut": "start", "draft_temperature": 0.6}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"draft_temperature": 0.6}], ids=str)
 def test_the_mixture_is_exact_and_irreducible(changes):
     """A state with a token that the draft lacks has the density of the target's part alone."""
     matrix, target = kernel(of_draft_mh.make(proposal="mixture", **changes))
