@@ -1,9 +1,6 @@
-"""`draft=dspark`: runs with the embedded checkpoint, the confidence threshold, and refused settings."""
+"""`draft=dspark`: runs with the embedded checkpoint, and refused settings."""
 
 from __future__ import annotations
-
-import json
-import shutil
 
 import pytest
 
@@ -28,25 +25,6 @@ def test_records_do_not_depend_on_the_rounding_of_a_block(make_config, draft):
         assert abs(record["log_p"] - plain[name]["log_p"]) < 1e-4
         assert record["tokens_drafted"] == 7 * record["blocks_drafted"]
     assert sum(record["tokens_kept"] for record in drafted.values()) > sum(r["blocks_drafted"] for r in drafted.values())
-
-
-def test_a_threshold_ends_blocks_early(make_config):
-    given = (*COMMON, "decoder=speculative_rejection", "draft=tiny_dspark", "decoder.trace=true", "sampler.alpha=0.7")
-    whole = records(execute(make_config(*given)).folder)
-    cut = records(execute(make_config(*given, "draft.confidence_threshold=0.7")).folder)
-    assert not any("offered" in block for record in whole.values() for block in record["walk"])
-    blocks = [block for record in cut.values() for block in record["walk"]]
-    assert all(block["accepted"] <= block["offered"] for block in blocks)
-    assert {block["offered"] for block in blocks} > {7}
-
-
-def test_a_threshold_needs_a_confidence_head(make_config, tmp_path):
-    folder = shutil.copytree(make_config("draft=tiny_dspark", "decoder=speculative_match").draft.path, tmp_path / "draft")
-    config = json.loads((folder / "config.json").read_text())
-    config["dflash_config"].update(enable_confidence_head=False, confidence_head_with_markov=False)
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"draft.confidence_threshold: given 0.5; allowed: 0: the draft has no confidence"):
-        make_config("decoder=speculative_match", "draft=dspark", f"draft.path={folder}", "draft.confidence_threshold=0.5")
 
 
 @pytest.mark.parametrize("draft", ["tiny_dspark", "tiny_dflash2"])

@@ -79,7 +79,7 @@ class ProposedDraft(TabularDraft):
             last = int(positions[0, -1])
             return torch.from_numpy(self._table_of.logits(tuple(known[at] for at in range(last + 1)), "last"))[None]
 
-        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
             found.append(logits[0, 0].numpy())
             return torch.tensor([[drafted[first] if first < len(drafted) else 0]])
 

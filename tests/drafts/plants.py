@@ -44,7 +44,7 @@ def without_heads(values: Config) -> None:
 
 
 def drop_heads(tensors: Tensors) -> None:
-    """Takes the Markov and the confidence head away."""
+    """Takes the Markov head away, and the confidence head, which no network reads."""
     for name in [name for name in tensors if "_head." in name]:
         del tensors[name]
 
@@ -52,5 +52,4 @@ def drop_heads(tensors: Tensors) -> None:
 def from_anchor(values: Config) -> None:
     """A DFlash config as one of DSpark without heads, whose rows predict the place after their own."""
     values["architectures"] = ["DSparkDraftModel"]
-    values["dflash_config"].update(projector_type="dspark", markov_rank=0, enable_confidence_head=False,
-                                   sample_from_anchor=True)
+    values["dflash_config"].update(projector_type="dspark", markov_rank=0, sample_from_anchor=True)

@@ -65,6 +65,7 @@ class DraftConfig:
         speculators_layers, layer_models: the name of the target's layers there, and the allowed kinds of decoder layers.
         least_layer: the first layer of the target that it may read; -1 is the embedding's output.
         looks_ahead: whether a layer with a window may be not causal.
+        unread: tensors that the network does not need.
         foreign: fields that change the computation, each with its values for this network.
     """
 
@@ -77,6 +78,7 @@ class DraftConfig:
     layer_models: ClassVar[tuple[str, ...]] = ("qwen3",)
     least_layer: ClassVar[int] = 0
     looks_ahead: ClassVar[bool] = False
+    unread: ClassVar[tuple[str, ...]] = ()
     allowed: ClassVar[str] = "DFlashDraftModel (DFlash, the first version)"
     foreign: ClassVar[dict[str, tuple]] = {
         "speculators_model_type": (None,), "quantization_config": (None,), "projector_type": (None, "dflash"),
@@ -370,7 +372,7 @@ def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[Any, dict[str,
     with torch.device("meta"):
         draft = family.network(family.read_shape(folder))
     expected = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
-    ignored = (EMBEDDING, HEAD, *(_UNREAD if family.config.speculators else ()))
+    ignored = (EMBEDDING, HEAD, *family.config.unread, *(_UNREAD if family.config.speculators else ()))
     places = {family.named(name): place for name, place in _places(folder).items()
               if family.named(name) in expected or name not in ignored}
     # Checks that a checkpoint has exactly the tensors that its config requires

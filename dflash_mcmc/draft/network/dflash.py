@@ -390,13 +390,6 @@ class SlotwiseNetwork(DFlash):
             state: the state after the slot before; None in the first slot.
         """
 
-    def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        """Logits, float32 (rows,), of the probability that the slot's token is accepted; None without a confidence head.
-
-        They do not depend on the slot's own token. The arguments are those of `corrected`.
-        """
-        return None
-
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         state, slots = None, []
         for slot in range(base.shape[1]):

@@ -1,9 +1,9 @@
-"""The DSpark draft network: DFlash's, in which all rows of a block predict, with a Markov and a confidence head.
+"""The DSpark draft network: DFlash's, in which all rows of a block predict, with a Markov head.
 
 Row k of a block predicts the token k + 1 places after the anchor. The Markov head corrects a slot's logits by the token
 before it. The names of the tensors are those of the published checkpoints. The config.json has two published layouts:
 DeepSpec writes its own fields at the top level, SpecForge in `dflash_config`. The DFlash baselines of DeepSpec have the
-same layout without heads.
+same layout without heads. The confidence head of a checkpoint is not read.
 
 Source: DSpark (arXiv 2607.05147).
 """
@@ -32,10 +32,6 @@ class DSparkShape(DFlashShape):
     """Rank of the Markov head; 0 for no head: the slots are then independent, as in DFlash."""
     markov_head: str = "vanilla"
     """One of `HEADS`."""
-    confidence: bool = False
-    """Whether it has a confidence head."""
-    confidence_with_markov: bool = False
-    """Whether the confidence head also reads the Markov head's vector of the token before the slot."""
     from_anchor: bool = True
     """Whether row k of a block predicts the token after its own place, the anchor's row included. Otherwise as in DFlash."""
 
@@ -56,6 +52,7 @@ class DSparkConfig(DraftConfig):
     speculators = None
     architectures = ("DSparkDraftModel", "Qwen3DSparkModel")
     least_layer = -1
+    unread = ("confidence_head.proj.weight", "confidence_head.proj.bias")
     allowed = "DSparkDraftModel or Qwen3DSparkModel, or a draft with projector_type dspark"
     foreign: ClassVar[dict[str, tuple]] = {
         **DraftConfig.foreign, "projector_type": (None, "dspark"), "sample_from_anchor": (None, True, False),
@@ -64,17 +61,11 @@ class DSparkConfig(DraftConfig):
     }
 
     def fields(self) -> dict[str, Any]:
-        rank, confidence = self.integer("markov_rank", 0, least=0), self.get("enable_confidence_head")
-        if confidence is None:
-            confidence = self.number("confidence_head_alpha", 0.0) > 0
+        rank = self.integer("markov_rank", 0, least=0)
         head = str(self.get("markov_head_type", HEADS[0])).lower()
         if rank and head not in HEADS:
             self.refuse(f"has markov_head_type {head!r}", ", ".join(HEADS))
-        with_markov = bool(confidence) and bool(self.get("confidence_head_with_markov", False))
-        if with_markov and not rank:
-            self.refuse("has confidence_head_with_markov without a Markov head", "markov_rank >= 1")
         return {**super().fields(), "vocab_size": self.integer("vocab_size"), "markov_rank": rank, "markov_head": head,
-                "confidence": bool(confidence), "confidence_with_markov": with_markov,
                 "from_anchor": self.get("sample_from_anchor", True)}
 
     def check(self, shape: Any) -> None:
@@ -146,30 +137,15 @@ KINDS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedHead,
 """Classes of `shape.HEADS`."""
 
 
-class ConfidenceHead(torch.nn.Module):
-    """A linear map of [h; e], or of h alone, to the logit of the confidence."""
-
-    def __init__(self, shape: DSparkShape):
-        super().__init__()
-        self.proj = torch.nn.Linear(shape.hidden_size + shape.confidence_with_markov * shape.markov_rank, 1)
-
-    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor | None) -> torch.Tensor:
-        """Float32 (...), from hidden states (..., hidden) and embedded tokens before them (..., rank)."""
-        inputs = hidden if embedded is None else torch.cat([hidden, embedded], dim=-1)
-        return torch.nn.functional.linear(inputs.float(), self.proj.weight.float(), self.proj.bias.float())[..., 0]
-
-
 class DSpark(SlotwiseNetwork):
-    """The network. Its state dict is the published one, without the copies of the target's embedding and head."""
+    """The network. Its state dict is the published one, without copies of the target's embedding and head."""
 
     shape: DSparkShape
     markov_head: MarkovHead | None
-    confidence_head: ConfidenceHead | None
 
     def __init__(self, shape: DSparkShape):
         super().__init__(shape)
         self.markov_head = KINDS[shape.markov_head](shape) if shape.markov_rank else None
-        self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -177,12 +153,6 @@ class DSpark(SlotwiseNetwork):
             return base, None
         bias, state = self.markov_head(hidden, previous, state)
         return base + bias.float(), state
-
-    def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        if self.confidence_head is None:
-            return None
-        markov = self.markov_head if self.shape.confidence_with_markov else None
-        return self.confidence_head(hidden, None if markov is None else markov.markov_w1(previous))
 
 
 FAMILY = Family(DSparkConfig, DSpark, ("logit_head.", ""))

@@ -447,8 +447,8 @@ class _Step:
         drafter, collected = self._steps.drafter, list[torch.Tensor]()
         assert drafter is not None
 
-        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-            collected.extend([logits] if offered is None else [logits, offered])
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+            collected.append(logits)
             return logits.flatten(0, 1).argmax(dim=-1).view(count, -1)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

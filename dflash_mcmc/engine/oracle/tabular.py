@@ -82,10 +82,6 @@ class TabularDraft:
         """Logits, float64 (vocab_size,), for the slot after `drafted`. `prefix` ends with the anchor."""
         return self._table.logits((*prefix, *drafted) if self.sequential else prefix, f"slot {len(drafted)}")
 
-    def offers(self, prefix: tuple[int, ...], drafted: tuple[int, ...], token: int) -> bool:
-        """Whether a block goes on with the slot after `drafted`, in which `token` is drawn. A correct draft ignores it."""
-        return True
-
 
 class TabularEngine:
     """Runs one chain at a time on a TabularModel, whose head is the identity and whose norm scales to unit mean square.
@@ -171,18 +167,16 @@ class TabularEngine:
         drawn = drafter.has_density and params.temperature > 0.0
         drafted: tuple[int, ...] = ()
         log_q: list[np.ndarray] = []
-        offered = list[bool]()
         for slot in range(count):
             law, weights = self._draft_law(params, prefix, drafted)
             log_q.append(law)
             token = speculation.draft(weights, chance, slot) if drawn else np.argmax(law)
-            offered.append(drafter.offers(prefix, drafted, int(token)))
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
             log_q = [drafter.logits(prefix, drafted[:slot]) for slot in range(len(drafted))]
         log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted], dtype=torch.int64), _weights(log_p), _weights(log_q) if drawn else None,
-                     torch.tensor([trajectory.length == 0]), torch.tensor([(*offered, False).index(False)]))
+                     torch.tensor([trajectory.length == 0]))
 
     def _draft_law(self, params: SamplingParams, prefix: tuple[int, ...],
                    drafted: tuple[int, ...]) -> tuple[np.ndarray, laws.Weights]:

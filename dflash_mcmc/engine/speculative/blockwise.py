@@ -83,7 +83,7 @@ class BlockSteps:
         taken, known = self._offsets[1:] <= offset[:, None], state.tokens[rows, at[:, 1:]]
         parts, intervals = list[laws.Weights](), list[torch.Tensor]()
 
-        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
             slots = slice(first, first + logits.shape[1])
             parts.append(laws.weigh(processed(logits.flatten(0, 1), groups, logits.shape[1])))
             drawn, interval = laws.draw(parts[-1], uniforms[:, slots].reshape(-1))

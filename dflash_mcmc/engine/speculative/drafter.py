@@ -35,14 +35,8 @@ if TYPE_CHECKING:
 class DrawTokens(Protocol):
     """Draws drafted tokens from the draft's law, which it keeps as the q of every rule."""
 
-    def __call__(self, logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-        """Tokens int64 (rows, k) of slots `first` on, from logits (rows, k, vocabulary).
-
-        Args:
-            offered: bool (rows,), whether the block goes on with slot `first`; None for yes. The rules keep no token from the
-                first slot on that is not offered. A drafter passes it before the slot's token is drawn, so that it cannot
-                depend on this token. Rejection would otherwise change the law.
-        """
+    def __call__(self, logits: torch.Tensor, first: int) -> torch.Tensor:
+        """Tokens int64 (rows, k) of slots `first` on, from logits (rows, k, vocabulary)."""
 
 
 def _no_forward(*reading: Any) -> torch.Tensor:

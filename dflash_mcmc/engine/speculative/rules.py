@@ -31,7 +31,7 @@ from dflash_mcmc.engine.speculative.speculation import (
 def match(block: Block, chance: BlockRandom) -> Verdict:
     """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
-    return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, interval)
+    return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, interval)
 
 
 def reject(block: Block, chance: BlockRandom) -> Verdict:
@@ -46,7 +46,7 @@ def reject_block(block: Block, chance: BlockRandom) -> Verdict:
 
     Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), and Z_i the mass of (w_i p - q_(i+1))+. Prefix i < n passes with
     probability Z_i / (Z_i + 1 - w_i). The whole block passes with probability w_n. The token after the kept prefix i is
-    drawn from (w_i p - q_(i+1))+. A block that ends early is judged as a whole block of the offered tokens.
+    drawn from (w_i p - q_(i+1))+.
     """
     accepted, weight = _kept_prefix(block, chance)
     return replaced(block, chance, accepted, residual(block, accepted, weight))
@@ -65,9 +65,7 @@ def _kept_prefix(block: Block, chance: BlockRandom) -> tuple[torch.Tensor, torch
     mass = (kept[:, :-1, None].to(p.dtype) * p - q).clamp(min=0).sum(dim=-1, dtype=torch.float64)
     short = mass + 1.0 - kept[:, :-1]
     passes = torch.where(short > 0, mass / short.clamp(min=torch.finfo(short.dtype).tiny), 1.0)
-    offered = block.is_offered()
-    passes = torch.where(offered[:, 1:], passes, kept[:, :-1])  # the last offered token ends the block
-    yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1) * offered, each=True)
+    yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1), each=True)
     accepted = (yes * torch.arange(1, drafted + 1, device=yes.device)).amax(dim=1)
     return accepted, torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1).gather(1, accepted[:, None])[:, 0]
 
@@ -89,12 +87,12 @@ def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Ver
 
 
 def ratios(block: Block) -> torch.Tensor:
-    """p(x) / q(x) of the drafted tokens, float64 (rows, n); 0 where no token is offered."""
-    return torch.where(block.is_offered(), torch.exp(target_log_p(block) - draft_log_q(block)), 0.0)
+    """p(x) / q(x) of the drafted tokens, float64 (rows, n)."""
+    return torch.exp(target_log_p(block) - draft_log_q(block))
 
 
 def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(weight * p - q)+ at one slot of each row. After the last offered token, or if rounding leaves only zeros, it is p."""
+    """(weight * p - q)+ at one slot of each row. After the last drafted token, or if rounding leaves only zeros, it is p."""
     p, last = at_slot(block.target, slot), block.drafted.shape[1] - 1
     inside = slot.clamp(max=last)
     if block.draft is None:
@@ -102,8 +100,7 @@ def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Te
     else:
         q = at_slot(block.draft, inside)
     left = (weight[:, None].to(p.dtype) * p - q).clamp(min=0)
-    beyond = slot > last if block.offered is None else slot >= block.offered
-    return torch.where(beyond[:, None] | (left.amax(dim=1, keepdim=True) <= 0), p, left)
+    return torch.where((slot > last)[:, None] | (left.amax(dim=1, keepdim=True) <= 0), p, left)
 
 
 def target_log_p(block: Block) -> torch.Tensor:
@@ -139,7 +136,7 @@ def greedy_first(block: Block, chance: BlockRandom) -> Verdict:
     best = at_slot(block.target, torch.zeros_like(right.accepted)).argmax(dim=-1)
     tokens = right.tokens.clone()
     tokens[:, 0] = torch.where(block.first, best, tokens[:, 0])
-    return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, right.interval)
+    return Verdict(leading(tokens[:, :-1] == block.drafted), tokens, right.interval)
 
 
 def greedy_bonus(block: Block, chance: BlockRandom) -> Verdict:
@@ -152,7 +149,7 @@ def greedy_bonus(block: Block, chance: BlockRandom) -> Verdict:
 def greedy_walk(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but a drafted token is kept where it is the most likely one (lucebox PR 374, spot 3)."""
     best = all_slots(block.target, len(block.drafted)).flatten(0, 1).argmax(dim=-1).view(len(block.drafted), -1)
-    accepted = leading((best[:, :-1] == block.drafted) & block.is_offered())
+    accepted = leading(best[:, :-1] == block.drafted)
     return with_token(block, accepted, chance.token(laws.of_values(at_slot(block.target, accepted)), accepted))
 
 
@@ -162,7 +159,7 @@ def redraw_after_mismatch(block: Block, chance: BlockRandom) -> Verdict:
     weights = laws.of_values(at_slot(block.target, right.accepted))
     drawn = right.tokens.gather(1, right.accepted[:, None])[:, 0]
     again = chance.again(weights, right.accepted, "fresh")
-    whole = right.accepted == (block.drafted.shape[1] if block.offered is None else block.offered)
+    whole = right.accepted == block.drafted.shape[1]
     return with_token(block, right.accepted, torch.where(whole, drawn, again))
 
 
@@ -180,7 +177,7 @@ def residual_by_draft_noise(block: Block, chance: BlockRandom) -> Verdict:
     weights = laws.of_values(residual(block, accepted, torch.ones_like(ratio[:, 0])))
     fresh = chance.token(weights, accepted)
     again = chance.again(weights, accepted.clamp(max=block.drafted.shape[1] - 1), "draft")
-    whole = accepted == (block.drafted.shape[1] if block.offered is None else block.offered)
+    whole = accepted == block.drafted.shape[1]
     return with_token(block, accepted, torch.where(whole, fresh, again))
 
 

@@ -36,16 +36,14 @@ class SlotwiseDrafter(DFlashDrafter):
     Args:
         network: the network with its weights, on the target's device.
         target: the target; the network uses its embedding and head.
-        threshold: a block ends before the first slot whose confidence is below it; 0 for whole blocks. The confidence of a
-            slot is known before its token is drawn, so that the threshold has no effect on the law of the target's tokens.
     """
 
     network: SlotwiseNetwork
     is_parallel = False
 
-    def __init__(self, network: SlotwiseNetwork, target: LanguageModel, threshold: float = 0.0):
+    def __init__(self, network: SlotwiseNetwork, target: LanguageModel):
         super().__init__(network, target, network.shape.block_size)
-        self.num_drafted, self.threshold = network.shape.num_drafted, threshold
+        self.num_drafted = network.shape.num_drafted
 
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         return self._rows(anchors, self.network.shape.block_size)[:, self.network.shape.first_row :]
@@ -54,17 +52,10 @@ class SlotwiseDrafter(DFlashDrafter):
         hidden = self.hidden(anchors)
         base, previous, state, drafted = self.logits(hidden), anchors.fed(), None, []
         for slot in range(self.num_drafted):
-            offered = self._is_confident(hidden[:, slot], previous)
             logits, state = self.network.corrected(base[:, slot], hidden[:, slot], previous, state)
-            previous = draw(logits[:, None], slot, offered)[:, 0]
+            previous = draw(logits[:, None], slot)[:, 0]
             drafted.append(previous)
         return torch.stack(drafted, dim=1)
-
-    def _is_confident(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        if self.threshold <= 0.0:
-            return None
-        logits = self.network.confidence_logits(hidden, previous)
-        return None if logits is None else torch.sigmoid(logits) >= self.threshold
 
 
 def entry_shape(shape: Any, dtype: torch.dtype) -> CacheShape:

@@ -31,21 +31,12 @@ class Block(NamedTuple):
         target: weights of the target's law for each slot, given the drafted tokens before it; (rows * (n + 1)).
         draft: weights of the law from which `drafted` was drawn, (rows * n); None for a point mass.
         first: bool (rows,), whether the anchor is the prompt's last token.
-        offered: int64 (rows,), the drafted tokens that a rule may keep, 0 to n: a draft may end a block early. None for n.
-            Whether slot k is offered must be known before its token is drawn; `match` alone allows more.
     """
 
     drafted: torch.Tensor
     target: laws.Weights
     draft: laws.Weights | None
     first: torch.Tensor
-    offered: torch.Tensor | None = None
-
-    def is_offered(self) -> torch.Tensor:
-        """Whether a rule may keep each drafted token, bool (rows, n)."""
-        if self.offered is None:
-            return torch.ones_like(self.drafted, dtype=torch.bool)
-        return torch.arange(self.drafted.shape[1], device=self.drafted.device) < self.offered[:, None]
 
 
 class Verdict(NamedTuple):

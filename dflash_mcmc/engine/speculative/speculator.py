@@ -48,13 +48,12 @@ class Drafted(NamedTuple):
 
     Attributes:
         fed, at: int64 (rows, slots), the anchors and the drafted tokens, and their positions.
-        draft, offered: see `Block`.
+        draft: see `Block`.
     """
 
     fed: torch.Tensor
     at: torch.Tensor
     draft: laws.Weights | None
-    offered: torch.Tensor | None
     uniforms: Uniforms
 
 
@@ -104,14 +103,14 @@ class Speculator:
         # shows them. A constant makes the trace independent of the earlier draw.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
         uniforms = Uniforms(tokens, noise[:, :whole], noise[:, whole:])
-        drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
+        drafted, draft = self._draft(cache, state, position, key_length, groups, uniforms)
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
-        return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
+        return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, uniforms)
 
     def settle(self, cache: KVCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
         """See `BlockSteps.settle`."""
-        fed, positions, draft, offered, uniforms = drafted
+        fed, positions, draft, uniforms = drafted
         batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
@@ -119,7 +118,7 @@ class Speculator:
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         own = processed(logits, groups, self.reach, history)
         weights = target if own is target.logits else laws.weigh(own)
-        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
+        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch])
         verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
@@ -143,17 +142,12 @@ class Speculator:
             self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
     def _draft(self, cache: KVCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
-               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
-        """(drafted tokens, weights from which they were drawn, number of offered tokens).
-
-        The weights are None if the draft is a point mass, and the number is None if every block is whole.
-        """
-        batch, weights, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
+               uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None]:
+        """(drafted tokens, weights from which they were drawn); the weights are None if the draft is a point mass."""
+        batch, weights = len(position), list[laws.Weights]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
-        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-            if offered is not None:
-                goes_on[first] = offered
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
             if certain:
                 return logits.flatten(0, 1).argmax(dim=-1).view(batch, -1)
             raw = logits.flatten(0, 1)
@@ -167,7 +161,7 @@ class Speculator:
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
         drafted = self.drafter.propose(anchors, draw)
-        return drafted, joined(weights, batch) if weights else None, _offered(goes_on, drafted)
+        return drafted, joined(weights, batch) if weights else None
 
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
@@ -180,16 +174,6 @@ class Speculator:
         seen, counts = state.history(batch)[:2]
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
-
-
-def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:
-    """Number of drafted tokens before the first slot with which a block does not go on, int64 (rows,); None without slots."""
-    if not goes_on:
-        return None
-    yes = torch.ones_like(drafted, dtype=torch.bool)
-    for slot, goes in goes_on.items():
-        yes[:, slot] = goes
-    return yes.long().cumprod(dim=1).sum(dim=1)
 
 
 class Tracer:
@@ -210,7 +194,6 @@ class Tracer:
             columns = [x.cpu().tolist() for x in (
                 walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
                 log_p)]
-            offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
             accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
             for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
                     zip(slots, *columns, strict=False)):
@@ -220,8 +203,7 @@ class Tracer:
                         "log_p": [_number(value) for value in p],
                         "log_q": None if draft is None else [_number(value) for value in draft[row]],
                         "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
-                        "tokens": tokens[: accepted + 1], "gained": gained,
-                        **({} if offered is None else {"offered": offered[row]})})
+                        "tokens": tokens[: accepted + 1], "gained": gained})
         self._walks.clear()  # the next step may verify no block
 
 

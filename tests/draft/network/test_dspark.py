@@ -14,7 +14,6 @@ from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
 from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
-from dflash_mcmc.engine.speculative.speculator import _offered
 from dflash_mcmc.errors import UserError
 from tests.engine.speculative.slotwise_drafts import KINDS, random_network, shape_of, small_table
 from tests.targets import random_model
@@ -49,19 +48,14 @@ def test_both_layouts_of_dspark_are_one_shape(tmp_path):
     found = shape(tmp_path, DEEPSPEC)
     assert shape(tmp_path, SPECFORGE) == found
     assert (found.num_drafted, found.first_row, found.markov_rank, found.markov_head) == (7, 0, 256, "vanilla")
-    assert found.confidence
-    assert found.confidence_with_markov
     with torch.device("meta"):
         network = DSPARK.network(found)
-    assert len(network.state_dict()) == 62  # the published 64 without the copies of embedding and head
-    assert sum(parameter.numel() for parameter in network.parameters()) == 615_221_249
+    assert len(network.state_dict()) == 60  # the published 64 without copies of embedding and head, and the confidence head
+    assert sum(parameter.numel() for parameter in network.parameters()) == 615_218_432
 
 
 @pytest.mark.parametrize(("changes", "field", "value"), [
-    ({"markov_rank": 0, "enable_confidence_head": False}, "markov_rank", 0),
-    ({"enable_confidence_head": None}, "confidence", False),
-    ({"enable_confidence_head": None, "confidence_head_alpha": 1.0}, "confidence", True),
-    ({"confidence_head_with_markov": False}, "confidence_with_markov", False),
+    ({"markov_rank": 0}, "markov_rank", 0),
     ({"markov_head_type": "RNN"}, "markov_head", "rnn"),
     ({"sample_from_anchor": False}, "num_drafted", 6),
     ({"target_layer_ids": [-1, 3]}, "target_layers", (-1, 3)),
@@ -76,7 +70,6 @@ def test_spellings(tmp_path, changes, field, value):
     (DSPARK, {**DEEPSPEC, "architectures": ["DFlashDraftModel"]}, r"checkpoint of DFlashDraftModel"),
     (DSPARK, {**DEEPSPEC, "architectures": None}, r"network without a name"),
     (DSPARK, {**DEEPSPEC, "markov_head_type": "wide"}, r"markov_head_type 'wide'; allowed: vanilla, gated, rnn"),
-    (DSPARK, {**DEEPSPEC, "markov_rank": 0}, r"confidence_head_with_markov without a Markov head"),
     (DSPARK, {**DEEPSPEC, "attention_mode": "mha"}, r"attention_mode 'mha' with 32 heads and 8 key heads"),
     (DSPARK, {**DEEPSPEC, "causal": True}, r"causal true, which makes it another network than DSpark"),
     (DSPARK, {**DEEPSPEC, "speculators_model_type": "dspark"}, r"speculators_model_type"),
@@ -112,8 +105,7 @@ def published(shape):
     config = checkpoint.to_config(shape)
     own = {"conv_kernel_size": shape.kernel_size, "conv_group_size": shape.group_size, "selector_rank": shape.selector_rank,
            "selector_top_k": shape.selector_top_k} if hasattr(shape, "selector_rank") else {
-        "projector_type": "dspark", "markov_rank": shape.markov_rank, "markov_head_type": shape.markov_head,
-        "enable_confidence_head": shape.confidence, "confidence_head_with_markov": shape.confidence_with_markov}
+        "projector_type": "dspark", "markov_rank": shape.markov_rank, "markov_head_type": shape.markov_head}
     name = "DFlash2DraftModel" if hasattr(shape, "selector_rank") else "DSparkDraftModel"
     return {**config, "architectures": [name], "vocab_size": shape.vocab_size,
             "dflash_config": {**config["dflash_config"], **own}}
@@ -150,7 +142,6 @@ def rewrite(folder, change):
     (lambda tensors: tensors.pop("markov_head.markov_w2.weight"), r"lacks markov_head.markov_w2.weight; allowed: all"),
     (lambda tensors: tensors.update({"markov_head.gate_proj.weight": torch.zeros(2)}), r"that DSpark lacks: markov"),
     (lambda tensors: tensors.update({"d2t": torch.zeros(2)}), r"DSpark lacks: d2t"),
-    (lambda tensors: tensors.update({"confidence_head.proj.weight": torch.zeros(1, 32)}), r"head.proj.weight of shape"),
 ])
 def test_tensors_are_read_strictly(saved, change, message):
     _, folder, family = saved("vanilla")
@@ -159,10 +150,12 @@ def test_tensors_are_read_strictly(saved, change, message):
         checkpoint.load(folder, None, "cpu", family)
 
 
-def test_the_old_prefix_of_the_heads_is_read(saved):
+def test_the_old_prefix_of_the_heads_is_read_and_a_confidence_head_is_not(saved):
     network, folder, family = saved("rnn")
     rewrite(folder, lambda tensors: [tensors.update({f"logit_head.{name}": tensors.pop(name)})
-                                     for name in list(tensors) if name.startswith(("markov", "confidence"))])
+                                     for name in list(tensors) if name.startswith("markov")])
+    rewrite(folder, lambda tensors: tensors.update({"logit_head.confidence_head.proj.weight": torch.zeros(1, 38),
+                                                    "confidence_head.proj.bias": torch.zeros(1)}))
     loaded = checkpoint.load(folder, None, "cpu", family)
     assert torch.equal(loaded.markov_head.joint_proj.bias, network.markov_head.joint_proj.bias)
 
@@ -223,22 +216,10 @@ def test_markov_heads(target, kind):
     assert np.abs(logits.numpy() - by_formula(kind, weights, base, hidden, previous)).max() < 1e-4
 
 
-@pytest.mark.parametrize("with_markov", [True, False])
-def test_confidence(target, with_markov):
-    network = random_network(shape_of("vanilla", target, SLOTS, 60, confidence_with_markov=with_markov))
-    _, hidden, previous = given(network)
-    weight, bias = (value.double().numpy() for value in network.confidence_head.state_dict().values())
-    before = network.markov_head.markov_w1.weight.numpy()[previous]
-    expected = (np.concatenate([hidden, before], axis=1) if with_markov else hidden) @ weight[0] + bias
-    found = network.confidence_logits(torch.from_numpy(hidden), torch.from_numpy(previous))
-    assert np.abs(found.numpy() - expected).max() < 1e-5
-
-
 def test_without_heads_it_is_the_networks_law(target):
-    network = random_network(shape_of("independent", target, SLOTS, 60, confidence=False))
+    network = random_network(shape_of("independent", target, SLOTS, 60))
     base, hidden, previous = (torch.from_numpy(values)[None] for values in given(network))
     assert torch.equal(network.along(base, hidden, previous), base)
-    assert network.confidence_logits(hidden[0], previous[0]) is None
 
 
 DRAWN = torch.tensor([[2, 0], [1, 1], [0, 2]])
@@ -254,14 +235,14 @@ class Given(SlotwiseDrafter):
         return self.states
 
 
-def proposal(kind: str, threshold: float = 0.0):
-    """The drafter, its hidden states, and what it has given to `draw`: (logits, offered) for each slot."""
+def proposal(kind: str):
+    """The drafter, its hidden states, and the logits of each slot that it has given to `draw`."""
     table, given = small_table(), []
-    drafter = Given(random_network(shape_of(kind, table.parts, 3 + (kind == "dflash2"), 2)), table.parts, threshold)
+    drafter = Given(random_network(shape_of(kind, table.parts, 3 + (kind == "dflash2"), 2)), table.parts)
     drafter.states = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(4))
 
-    def draw(logits, first, offered=None):
-        given.append((logits[:, 0], offered))
+    def draw(logits, first):
+        given.append(logits[:, 0])
         return DRAWN[first][:, None]
 
     anchors = Anchors(slice(0, 2), None, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1, 1]), 2)
@@ -275,19 +256,4 @@ def test_each_slot_is_drawn_from_its_corrected_logits(kind):
     drafter, given = proposal(kind)
     previous = torch.cat([torch.tensor([[1], [2]]), DRAWN.t()[:, :2]], dim=1)
     expected = drafter.network.along(drafter.logits(drafter.states), drafter.states, previous)
-    assert all(torch.equal(logits, expected[:, slot]) for slot, (logits, _) in enumerate(given))
-    assert all(offered is None for _, offered in given)
-
-
-def test_each_slot_is_judged_by_its_own_confidence():
-    drafter, given = proposal("vanilla", 0.5)
-    previous = torch.cat([torch.tensor([[1], [2]]), DRAWN.t()[:, :2]], dim=1)
-    for slot, (_, offered) in enumerate(given):
-        logits = drafter.network.confidence_logits(drafter.states[:, slot], previous[:, slot])
-        assert torch.equal(offered, logits >= 0.0)
-
-
-def test_a_block_ends_at_the_first_slot_that_is_not_offered():
-    goes_on = {0: torch.tensor([True, False, True]), 1: torch.tensor([False, True, True]), 2: torch.tensor([True, True, True])}
-    assert _offered(goes_on, torch.zeros(3, 4, dtype=torch.int64)).tolist() == [1, 0, 4]
-    assert _offered({}, torch.zeros(3, 4, dtype=torch.int64)) is None
+    assert all(torch.equal(logits, expected[:, slot]) for slot, logits in enumerate(given))

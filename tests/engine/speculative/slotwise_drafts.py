@@ -30,8 +30,7 @@ def shape_of(kind: str, model: torch.nn.Module, block_size: int, mask: int, **ch
     if kind == "dflash2":
         selector = dict(kernel_size=2, group_size=4, selector_rank=6, selector_top_k=2)
         return DFlash2Shape(**{**common, **selector, **changes})
-    heads = dict(markov_rank=0 if kind == "independent" else 6, markov_head="vanilla" if kind == "independent" else kind,
-                 confidence=True, confidence_with_markov=kind != "independent")
+    heads = dict(markov_rank=0 if kind == "independent" else 6, markov_head="vanilla" if kind == "independent" else kind)
     return DSparkShape(**{**common, **heads, **changes})
 
 
@@ -43,7 +42,7 @@ def random_network(shape: DSparkShape | DFlash2Shape, seed: int = 0, sharpness: 
         for name, parameter in network.named_parameters():
             if "norm" in name:
                 parameter.data.add_(torch.rand_like(parameter) - 0.5)
-            elif "codebook" in name or "markov" in name or "base_kernel" in name or "confidence" in name:
+            elif "codebook" in name or "markov" in name or "base_kernel" in name:
                 parameter.data.normal_(std=sharpness if "w2" not in name and "successor" not in name else 1.0)
     return network.eval().requires_grad_(False)
 
@@ -83,19 +82,19 @@ class _ForcedDrafter(Forced, SlotwiseDrafter):
 class NetworkDraft(TabularDraft):
     """A `SlotwiseDrafter` as the draft of a tabular engine. Its laws are those that `propose` gives to the engine."""
 
-    def __init__(self, network: SlotwiseNetwork, table: ModelTable, threshold: float = 0.0):
+    def __init__(self, network: SlotwiseNetwork, table: ModelTable):
         super().__init__(table.vocab_size, network.shape.num_drafted, sequential=True)
-        self._drafter, self._table_of = _ForcedDrafter(network, table.parts, threshold), table
+        self._drafter, self._table_of = _ForcedDrafter(network, table.parts), table
         self.proposed = functools.cache(self._proposed)
 
     @torch.no_grad()
-    def _proposed(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> tuple[np.ndarray, bool]:
-        """(logits of the slot after `drafted`, whether it is offered)."""
+    def _proposed(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        """Logits of the slot after `drafted`."""
         self._drafter.prefix = prefix
-        found: dict[int, tuple[np.ndarray, bool]] = {}
+        found: dict[int, np.ndarray] = {}
 
-        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-            found[first] = logits[0, 0].double().numpy(), offered is None or bool(offered[0])
+        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+            found[first] = logits[0, 0].double().numpy()
             return torch.tensor([[drafted[first] if first < len(drafted) else 0]])
 
         anchors = Anchors(slice(0, 1), cast("object", None), torch.tensor([prefix]), torch.tensor([len(prefix) - 1]), 0)
@@ -103,10 +102,7 @@ class NetworkDraft(TabularDraft):
         return found[len(drafted)]
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        return self.proposed(prefix, drafted)[0]
-
-    def offers(self, prefix: tuple[int, ...], drafted: tuple[int, ...], token: int) -> bool:
-        return self.proposed(prefix, drafted)[1]
+        return self.proposed(prefix, drafted)
 
 
 @functools.cache
