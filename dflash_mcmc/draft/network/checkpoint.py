@@ -372,9 +372,9 @@ def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[Any, dict[str,
     with torch.device("meta"):
         draft = family.network(family.read_shape(folder))
     expected = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
-    ignored = (EMBEDDING, HEAD, *family.config.unread, *(_UNREAD if family.config.speculators else ()))
-    places = {family.named(name): place for name, place in _places(folder).items()
-              if family.named(name) in expected or name not in ignored}
+    ignored = {EMBEDDING, HEAD, *family.config.unread, *(_UNREAD if family.config.speculators else ())}
+    places = {own: place for name, place in _places(folder).items()
+              if (own := family.named(name)) in expected or not ignored & {name, own}}
     # Checks that a checkpoint has exactly the tensors that its config requires
     network, more, fewer = family.config.network, sorted(places.keys() - expected), sorted(expected.keys() - places)
     if any(part in name for name in more for part in _DFLASH2):
