@@ -339,7 +339,7 @@ def test_a_field_keeps_what_is_given_in_its_type():
     made = PowerMH(alpha=2, num_blocks=np.int64(4), top_p=np.float32(0.5), proposal_temperature=None)
     assert (made.alpha, made.num_blocks, made.top_p, made.num_steps) == (2.0, 4, 0.5, 2)
     assert [type(value) for value in (made.alpha, made.num_blocks, made.top_p)] == [float, int, float]
-    assert LayerBlend(layers=(1, 2)).layers == [1, 2]
+    assert components("sampler")["replica_exchange"].cls(alphas=(1, 2)).alphas == [1.0, 2.0]
     assert HFModel(path=Path("a/b")).path == "a/b"
     assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == dataclasses.replace(made) == made
 
