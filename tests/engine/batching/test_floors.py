@@ -29,7 +29,7 @@ def test_a_row_is_below_its_floor_exactly_where_the_floor_is_crossed(length, mar
     floor = Floor(log_uniform=-0.7, alpha=2.0, reference=1.3, length=length, margin=margin)
     draw = Draw(Trajectory.start(prompt), horizon, SamplingParams(), Key(0), floor=floor)
     state = Rows(1, 20, 5, torch.device("cpu"))
-    state.begin([start_of(draw, draw.trajectory, 0, np.full(horizon, 0.5), len(prompt))])
+    state.begin([start_of(draw, draw.trajectory, 0, np.full(horizon, 0.5))])
     found = set()
     for generated in range(1, horizon + 1):
         edge = -0.7 + 1.3 - margin - (math.log(length / generated) if length else 0.0)

@@ -50,9 +50,8 @@ def drafter(name: str, parts: LanguageModel, model: torch.nn.Module):
     if name.startswith("dflash"):
         return DFlashDrafter(network(model, sliding=(4, None) if name == "dflash_sliding" else (None, None)), parts,
                              3 if name == "dflash_short" else 5)
-    if name in ("dspark", "dspark_gated", "dflash2"):
-        kind = "rnn" if name == "dspark" else "gated" if name == "dspark_gated" else "dflash2"
-        return SlotwiseDrafter(random_network(shape_of(kind, model, 4, MASK)), parts, 0.5 if name == "dspark_gated" else 0.0)
+    if name in ("dspark", "dflash2"):
+        return SlotwiseDrafter(random_network(shape_of("rnn" if name == "dspark" else name, model, 4, MASK)), parts)
     return {"self": SelfDrafter(3), "ngram": NgramDrafter(6, 2)}[name]
 
 
@@ -72,12 +71,12 @@ def run(model, sampler, blend, decoder, draft, slots=8, order=None, **options):
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
 
-DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dspark_gated", "dflash2", "self", "ngram")
+DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dflash2", "self", "ngram")
 
 
 def is_slow(name: str, draft: str) -> bool:
     """Whether a pair is a slow test: a variant of a draft or of Metropolis-Hastings that other pairs have."""
-    if draft in ("dspark_gated", "dflash2"):
+    if draft == "dflash2":
         return name != "power_mh_early"
     if draft in ("dflash_short", "dflash_sliding", "dspark"):
         return name != "truncated"
@@ -107,7 +106,7 @@ def test_match_is_plain_under_a_blend(qwen3, plain, blend):
 
 def test_greedy_by_rejection_is_plain(qwen3, plain):
     for decoder, draft in ((reject(), "dflash"), (reject(verification="block"), "self"), (reject(), "ngram"),
-                           (reject(), "dflash2"), (reject(verification="block"), "dspark_gated")):
+                           (reject(), "dflash2"), (reject(verification="block"), "dspark")):
         speculative = run(qwen3, SAMPLERS["greedy"], BLENDS["none"], decoder, draft)
         for tag, done in plain("greedy", "none").items():
             same(speculative[tag].result, done.result)
@@ -116,7 +115,7 @@ def test_greedy_by_rejection_is_plain(qwen3, plain):
 @pytest.mark.parametrize(("name", "decoder", "draft"), [
     ("truncated", match(), "dflash"), ("power_mh_early", reject(verification="block"), "self"),
     *(pytest.param(name, *pair, marks=pytest.mark.slow) for name in ("power_mh_early", "truncated") for pair in (
-        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark_gated"),
+        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark"),
         (reject(verification="block"), "dflash2")))])
 def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, name):
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)
@@ -155,7 +154,7 @@ def single_draws(model, decoder, draft, law, count, horizon=2):
 @pytest.mark.parametrize(("decoder", "draft"), [
     (reject(verification="block"), "dflash"),
     *(pytest.param(*pair, marks=pytest.mark.slow)
-      for pair in ((reject(), "dflash"), (reject(), "dspark_gated"), (reject(0.5), "dflash"), (reject(), "self"),
+      for pair in ((reject(), "dflash"), (reject(), "dspark"), (reject(0.5), "dflash"), (reject(), "self"),
                    (reject(), "ngram")))])
 def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
     law, count = SamplingParams(0.9, top_k=5), 3000
