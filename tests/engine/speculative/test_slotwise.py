@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.oracle.tabular import TabularEngine, _weights
 from dflash_mcmc.ops import SamplingParams
 from tests.engine.speculative.slotwise_drafts import KINDS, NetworkDraft, random_network, shape_of, small_table
 from tests.engine.speculative.test_speculator import match, reject
@@ -37,26 +34,3 @@ def slow_but(quick: set[tuple[str, str]], kinds: tuple[str, ...]) -> list:
     {("vanilla", "block"), ("rnn", "token"), ("dflash2", "block"), ("dflash2", "match")}, (*KINDS, "independent")))
 def test_law_is_exact(kind, rule):
     assert error(rule, draft(kind)) <= 1e-12
-
-
-def marginal(drafted: NetworkDraft, prefix, before):
-    """log q_k(x_k) without the tokens drafted before it: the sum over all of them."""
-    if not before:
-        return np.log(np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ())))
-    first = np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ()))
-    rows = [np.exp(exact_law.process(drafted.logits(prefix, (x,)), LAW, (), ())) for x in range(3)]
-    return np.log(sum(share * row for share, row in zip(first, rows, strict=True)))
-
-
-@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
-def test_another_q_than_the_sequential_one_is_caught(rule, monkeypatch):
-    drafted, right = draft(), TabularEngine._block
-
-    def judged(self, operation, trajectory, chance):
-        block = right(self, operation, trajectory, chance)
-        prefix, tokens = (*trajectory.prompt.tolist(), *trajectory.tokens.tolist()), block.drafted[0].tolist()
-        log_q = [marginal(drafted, prefix, tuple(tokens[:slot])) for slot in range(len(tokens))]
-        return block._replace(draft=_weights(log_q))
-
-    monkeypatch.setattr(TabularEngine, "_block", judged)
-    assert error(rule, drafted) > 0.01
