@@ -19,7 +19,7 @@ class Served:
         self.listener = network.listening(plan.host, plan.port)
         self.port = self.listener.getsockname()[1]
         self.service = Service(plan, config)
-        self.server = network.Server(self.service.app(), plan.max_connections)
+        self.server = network.server_of(self.service.app())
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
         self._thread.start()
 

@@ -1,43 +1,35 @@
-"""Components that a Python program chooses: by the name of an option, or as objects; a loaded model; a request's sampler."""
+"""Components that a Python program chooses: by the name of an option, or as objects; a loaded model."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import inspect
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
-from dflash_mcmc.config.schema import Condition, Config
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds, identity_values
+from dflash_mcmc.fields import check_bounds
 from dflash_mcmc.model import Model
 from dflash_mcmc.options import option_files
 from dflash_mcmc.process.turns import Turn
-from dflash_mcmc.registry import GROUPS, components, name_of
+from dflash_mcmc.registry import GROUPS, components
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.sampler import Sampler
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
-_MOST = 256
-_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
-        "presence_penalty": 0.0}
 _turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
 _listing = threading.Lock()
 
@@ -125,119 +117,6 @@ def _written(value: Any) -> str:
     if isinstance(value, (str, Path)):
         return quoted(str(value))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class Samplers:
-    """Makes the configurations of requests, and keeps the latest.
-
-    Args:
-        config: the configuration as it was composed; it is not changed.
-        max_width: most operations that a chain may ask for together.
-        max_steps: largest `num_steps` that a request may give, unless the server's own sampler has more.
-    """
-
-    def __init__(self, config: Config, max_width: int, max_steps: int):
-        self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
-        self._config.condition = Condition(name=None, sampler=None, blend=None)
-        self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
-        self._own_steps = _steps(config)
-        self._made: dict[str, Config] = {}
-        self._lock = threading.Lock()
-
-    def config_for(self, fields: Mapping[str, Any], common: Mapping[str, float], max_tokens: int) -> Config:
-        """The checked configuration of a request. Raises ConfigError, and UserError for what does not fit together.
-
-        Args:
-            fields: of the sampler, and `name` for another sampler.
-            common: values of the fields that requests of every server have: temperature, top_p, top_k, and penalties.
-            max_tokens: longest answer.
-        """
-        key = json.dumps([fields, common, max_tokens], sort_keys=True)
-        with self._lock:
-            if key not in self._made:
-                while len(self._made) >= _MOST:
-                    self._made.pop(next(iter(self._made)))
-                self._made[key] = self._checked(self._sampler(fields, common), max_tokens)
-            return self._made[key]
-
-    def adapted(self, fields: Mapping[str, Any], common: Mapping[str, float],
-                policy: str) -> tuple[Mapping[str, Any], dict[str, float], dict[str, float]]:
-        """The fields and the common fields of a request, and what of it is ignored, by `serve.client_temperature`."""
-        sampler = fields.get("name", name_of(self._config.sampler))
-        registered = components("sampler").get(sampler)
-        cls = registered and registered.cls
-        lacks = [name for name in ("temperature", "top_p") if name in common and cls and _lacks(cls, name, common[name])]
-        if common.get("temperature") == 0.0 and cls and "temperature" in _names(cls) and sampler != "temperature":
-            lacks.append("temperature")  # no value of theirs: their temperature is that of a proposal
-        if policy == "refuse" or not lacks:
-            return fields, dict(common), {}
-        kept, ignored = {name: common[name] for name in common if name not in lacks}, {name: common[name] for name in lacks}
-        if policy == "proposal" and "temperature" in lacks and "proposal_temperature" in _names(cls):
-            fields = {"proposal_temperature": ignored.pop("temperature"), **fields}
-        return fields, kept, ignored
-
-    def _checked(self, sampler: Sampler, max_tokens: int) -> Config:
-        config = copy.deepcopy(self._config)
-        config.sampler, config.dataset.max_new_tokens = sampler, max_tokens
-        config = checked(config)
-        if config.sampler.needs_draft and not self._has_draft:
-            raise ConfigError("sampler", name_of(sampler), "one without a draft, or this sampler from the start")
-        if (width := config.sampler.width()) > self._max_width:
-            raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
-                              "(serve.max_width)")
-        steps = _steps(config)
-        if steps > (most := max(self._max_steps, self._own_steps)):
-            raise ConfigError("sampler.num_steps", steps, f"at most {most} (serve.max_steps, or the server's own)")
-        return config
-
-    def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:
-        """The sampler with the fields of the request, among them the common ones that it has. Raises ConfigError."""
-        base, fields = self._config.sampler, {name: value for name, value in asked.items() if name != "name"}
-        options, own = components("sampler"), name_of(base)
-        name = asked.get("name", own)
-        if name not in options:
-            raise ConfigError("sampler", name, f"one of {', '.join(options)}{did_you_mean(name, options)}")
-        cls = options[name].cls
-        if common.get("temperature") == 0.0 and name == "temperature":
-            if name == own and base.law().has_penalty:
-                raise ConfigError("temperature", 0.0, "a number > 0 with this server's penalties, which sampler=greedy lacks")
-            cls, name = options["greedy"].cls, "greedy"
-        if "self" in fields:  # Python's own argument of every constructor
-            raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
-        if "function" in fields:  # its file would be run here, for anybody who can reach the server
-            raise ConfigError("sampler.function", fields["function"], "nothing in a request: the server's command gives it")
-        defaults = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
-        # The common fields that the sampler has
-        shared: dict[str, float] = {}
-        for field, value in common.items():
-            if field in fields and fields[field] != value:
-                raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
-            if field in _names(cls):
-                shared[field] = value
-            elif _lacks(cls, field, value):
-                raise ConfigError(field, value,
-                                  f"{_off(cls, field):g} with sampler={name}, which has no such field; its fields, in "
-                                  f"sampler: {', '.join(sorted(_names(cls)))}")
-        return cls(**{**defaults, **fields, **shared})
-
-
-def _off(cls: Any, field: str) -> float:
-    return 0.0 if cls.is_deterministic and field == "temperature" else _OFF[field]
-
-
-def _lacks(cls: Any, field: str, value: float) -> bool:
-    """Whether a common field would change the law of a sampler that does not have it."""
-    return (field not in _names(cls) and value != _off(cls, field)
-            and not (cls.is_deterministic and field in ("top_p", "top_k", "min_p")))
-
-
-def _steps(config: Config) -> int:
-    """The Metropolis-Hastings steps of a stage; 0 for a sampler without steps."""
-    return cast("int", identity_values(config.sampler).get("num_steps", 0))
-
-
-def _names(cls: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}
 
 
 @dataclass(slots=True)

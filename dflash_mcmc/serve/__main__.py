@@ -34,17 +34,13 @@ def main(arguments: list[str]) -> None:
                         "-e '.[serve]'") from error
 
     with network.listening(options.host, options.port) as listener:
-        address = listener.getsockname()
-        note(f"reading the model {options_of.model_name(options, config)}")
+        host, port = listener.getsockname()[:2]
+        note(f"reading the model {options_of.model_name(config)}")
         service = Service(options, config)
-        server = network.Server(service.app(), options.max_connections)
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        with server.capture_signals():  # before the line below, after which a program may send one
-            print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)
-            if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
-                print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
-            server.run([listener])
-            service.close()
+        print(f"serving {service.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+        if options.api_key is None and host not in ("127.0.0.1", "::1"):
+            print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
+        network.server_of(service.app()).run([listener])
 
 
 if __name__ == "__main__":

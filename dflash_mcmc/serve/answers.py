@@ -1,63 +1,56 @@
-"""Bodies of answers in the format of OpenAI, errors included, with further fields under `dflash_mcmc`."""
+"""Answers in the format of OpenAI, errors included, with further fields under `dflash_mcmc`."""
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
-from dflash_mcmc.errors import one_line
+from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import records
-from dflash_mcmc.types import ChainResult, Cost, Trajectory
+from dflash_mcmc.types import Cost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.serve.workers import DrawnAnswer
 
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_PIECE = 4
+"""Tokens between two parts of a streamed answer."""
 
 
-class Refused(Exception):
-    """A request that gets no answer, with the status and the body of the reply."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
-        super().__init__(one_line(message))
-        self.status, self.param, self.code = status, None if param is None else one_line(param), code
-
-    def body(self) -> dict[str, Any]:
-        """The error in the format of OpenAI."""
-        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-
-class DrawnAnswer(NamedTuple):
-    """A drawn answer."""
-
-    result: ChainResult
-    cost: Cost
-    text: str
-    """The text without special tokens, up to a stop string."""
-    finish_reason: str
-    """One of `records.REASONS`."""
-
-    def details(self) -> dict[str, Any]:
-        """What the interfaces of other programs have no field for, as values of JSON."""
-        result, path = self.result, self.result.trajectory
-        return {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()), "proposals": result.proposals,
-                "accepted": result.accepted, "moved": result.moved, "token_forwards": self.cost.token_forwards,
-                "finish_reason": self.finish_reason, "tokens": path.tokens.tolist()}
+def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The status and the body of the answer to an error."""
+    status, message, param = 500, "the server failed; its log says why", None
+    if isinstance(error, RequestValidationError):
+        errors = error.errors()
+        place = errors[0]["loc"][:2]
+        param = place[1] if len(place) == 2 and isinstance(place[1], str) else "body"
+        words = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors if each["loc"][:2] == place)
+        given = error.body if param == "body" else errors[0]["input"]
+        allowed = "a JSON object" if param == "body" else " or ".join(words)
+        status, message = 400, f"{param}: given {reprlib.repr(given)}; allowed: {allowed}"
+    elif isinstance(error, UserError):
+        status, message, param = 400, str(error), str(error).partition(":")[0]
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, error.detail
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return status, {"error": {"message": one_line(message), "type": kind, "param": param and one_line(param), "code": None}}
 
 
-class Reply(NamedTuple):
-    """An answer with what was asked for besides it, or a part of it."""
+class Part(NamedTuple):
+    """What is new of an answer while it is drawn, or the rest of it at its end."""
 
     number: int
     path: Trajectory
@@ -66,38 +59,26 @@ class Reply(NamedTuple):
     """The text that is new."""
     begin: int
     """The first token that is new."""
-    answer: DrawnAnswer | None
+    answer: DrawnAnswer | None = None
     """None while it is drawn."""
-    texts: TokenTexts | None
-    """Tells the bytes of tokens; None if log p was not asked for."""
-    token_ids: bool
-    """Whether the token ids were asked for."""
-    scored: TextScorer | None = None
-    """The log probabilities, where more than those of the answer's own tokens were asked for."""
-
-    @property
-    def shown_path(self) -> Trajectory:
-        """The tokens whose log probabilities are shown."""
-        return self.path if self.scored is None or self.scored.path is None else self.scored.path
 
 
 class Teller:
-    """Tells a connection what a chain has drawn, from the thread that draws.
+    """Tells what a chain has drawn, from the thread that draws.
 
     A text is told once it can no longer change: not the bytes of half a character, nor the beginning of a stop string. `text`
-    and `begin` are the text and the number of tokens that were told, and `steps` the requests of the chain.
+    and `begin` are the text and the number of tokens that were told.
 
     Args:
-        hear: takes the trajectory, the new text and the place of the first new token.
-        piece: tokens between two parts of an answer that is drawn in order; 0 tells no part.
+        number: of the answer in its request.
+        put: takes a part.
     """
 
-    def __init__(self, hear: Callable[[Trajectory, str, int], object], decode: Callable[[Any], str], stop: Sequence[str],
-                 piece: int):
-        self._hear, self._decode, self._stop, self._piece = hear, decode, stop, piece
-        self.text, self.begin, self.steps = "", 0, 0
+    def __init__(self, number: int, put: Callable[[Part], object], decode: Callable[[Any], str], stop: Sequence[str]):
+        self._number, self._put, self._decode, self._stop = number, put, decode, stop
+        self.text, self.begin = "", 0
 
-    def begun(self, start: Callable[[], Chain]) -> Chain:
+    def in_pieces(self, start: Callable[[], Chain]) -> Chain:
         """The chain with its draws in pieces. Token t of a draw has uniform t of its key, so that no piece changes a token."""
         answer: Any = None
         with closing(start()) as chain:
@@ -106,10 +87,9 @@ class Teller:
                     request: Any = chain.send(answer)
                 except StopIteration as end:
                     return end.value
-                answer = request.trajectory if self._piece else (yield request)
-                self.steps += 1
-                while self._piece and not answer.complete(request.horizon):
-                    upto = min(request.horizon, answer.length + self._piece)
+                answer = request.trajectory
+                while not answer.complete(request.horizon):
+                    upto = min(request.horizon, answer.length + _PIECE)
                     answer = yield request._replace(trajectory=answer, horizon=upto)
                     self._tell(answer)
 
@@ -118,8 +98,14 @@ class Teller:
         beginnings = (string[:length] for string in self._stop for length in range(1, len(string)))
         text = text[: len(text) - max(map(len, filter(text.endswith, beginnings)), default=0)]
         if len(text) > len(self.text) and text.startswith(self.text):
-            self._hear(path, text[len(self.text):], self.begin)
+            self._put(Part(self._number, path, text[len(self.text):], self.begin))
             self.text, self.begin = text, path.length
+
+    def rest(self, answer: DrawnAnswer) -> Part:
+        """What follows the parts that were told. Raises HTTPException if they do not fit together."""
+        if not answer.text.startswith(self.text):
+            raise HTTPException(500, "the tokenizer changed a text that was told before; ask without stream")
+        return Part(self._number, answer.result.trajectory, answer.text[len(self.text):], self.begin, answer)
 
 
 class TextScorer:
@@ -129,11 +115,11 @@ class TextScorer:
     forward, which draws that one.
 
     Args:
-        echo: the prompt's text, whose tokens are scored too, from the second on; None scores the answer alone.
+        echo: whether the tokens of the prompt are scored too, from the second on.
         top: whether the most likely tokens are wanted.
     """
 
-    def __init__(self, echo: str | None, top: bool):
+    def __init__(self, echo: bool, top: bool):
         self.echo, self._top = echo, top
         self.path: Trajectory | None = None
         self.most_likely: list[tuple[int, float]] | None = None
@@ -143,7 +129,7 @@ class TextScorer:
         with closing(start()) as chain:
             result = yield from chain
         text = result.trajectory.sequence
-        first = len(result.trajectory.prompt) if self.echo is None else 1
+        first = 1 if self.echo else len(result.trajectory.prompt)
         greedy = SamplingParams(temperature=0.0)
         path = Trajectory.start(text[:first])
         if first < len(text):
@@ -160,108 +146,91 @@ class TextScorer:
         return result
 
 
-class Envelope(NamedTuple):
-    """What all parts of an answer say."""
+class Answers(NamedTuple):
+    """The bodies of the answers to a request."""
 
     id: str
     created: int
     model: str
     seed: int
     chat: bool
+    prompt_tokens: int
+    texts: TokenTexts | None
+    """Tells the bytes of tokens; None if log p was not asked for."""
+    token_ids: bool
+    """Whether the token ids were asked for."""
+    echoes: Sequence[str]
+    """By answer: the prompt's text, if it was asked for, or nothing."""
+    scorers: Sequence[TextScorer | None]
+    """By answer: the log probabilities, where more than those of the answer's own tokens were asked for."""
 
-    def body(self, kind: str) -> dict[str, Any]:
-        """The fields at the top of a body."""
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The body with all answers."""
+        return {**self._top(""), "choices": [self._choice(part, "message") for part in parts], "usage": self.usage(parts)}
+
+    async def events(self, parts: AsyncIterator[Part], include_usage: bool) -> AsyncIterator[bytes]:
+        """Parts of answers as server-sent events."""
+        top, ended = self._top(".chunk"), list[Part]()
+        try:
+            async for part in parts:
+                ended += [part] if part.answer is not None else []
+                yield _event({**top, "choices": [self._choice(part, "delta")]})
+        except (UserError, HTTPException) as error:  # the status has been sent
+            yield _event(error_of(error)[1])
+            return
+        if include_usage:
+            yield _event({**top, "choices": [], "usage": self.usage(ended)})
+        yield b"data: [DONE]\n\n"
+
+    def usage(self, parts: Sequence[Part]) -> dict[str, int]:
+        """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
+        drawn = sum(part.path.length for part in parts)
+        costs = [(part.answer.cost.token_forwards, part.answer.cost.prompt_forwards) for part in parts if part.answer]
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": drawn, "total_tokens": self.prompt_tokens + drawn,
+                "token_forwards": Cost.together(costs) if costs else 0}
+
+    def _top(self, kind: str) -> dict[str, Any]:
         name = ("chat.completion" + kind) if self.chat else "text_completion"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model,
+                "dflash_mcmc": {"seed": self.seed}}
 
+    def _choice(self, part: Part, key: str) -> dict[str, Any]:
+        path, answer, text = part.path, part.answer, self.echoes[part.number] + part.text
+        role = {"role": "assistant"} if part.begin == 0 else {}  # the first part alone, since clients join the parts
+        content = {key: {**role, "content": text}} if self.chat else {"text": text}
+        ids = {"token_ids": path.tokens.tolist()[part.begin:]} if self.token_ids else {}
+        ids |= {name: sets[part.begin:] for name, sets in path.sampling_mask().items()}
+        end: dict[str, Any] = {}
+        if answer is not None:
+            details = {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
+                       "proposals": answer.result.proposals, "accepted": answer.result.accepted, "moved": answer.result.moved,
+                       "token_forwards": answer.cost.token_forwards, "finish_reason": answer.finish_reason,
+                       "tokens": path.tokens.tolist()}
+            if self.texts is not None and np.isfinite(path.log_q).all():
+                details["token_log_q"] = path.log_q.tolist()
+            end = {"dflash_mcmc": details}
+        return {"index": part.number, **content, **ids, "logprobs": self.texts and self._logprobs(part, self.texts),
+                "finish_reason": answer and _REASONS[answer.finish_reason], **end}
 
-def whole(heading: Envelope, replies: Sequence[Reply], prompt_tokens: int) -> dict[str, Any]:
-    """The body with all answers."""
-    choices = [_choice(heading.chat, reply, "message") for reply in replies]
-    return {**heading.body(""), "choices": choices, "usage": usage(replies, prompt_tokens),
-            "dflash_mcmc": {"seed": heading.seed}}
-
-
-async def events(heading: Envelope, parts: AsyncIterator[Reply | str], prompt_tokens: int,
-                 include_usage: bool) -> AsyncIterator[bytes]:
-    """Parts of answers as server-sent events. A text instead of a part is a comment, which clients pass over."""
-    top = {**heading.body(".chunk"), "dflash_mcmc": {"seed": heading.seed}}
-    whole: list[Reply] = []
-    try:
-        async for part in parts:
-            if isinstance(part, str):
-                yield f": {part}\n\n".encode()
-                continue
-            choice = _choice(heading.chat, part, "delta")
-            whole += [part] if part.answer is not None else []
-            ends = heading.chat and part.answer is not None
-            yield _event({**top, "choices": [{**choice, "finish_reason": None} if ends else choice]})
-            if ends:
-                last = {"index": part.number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-                yield _event({**top, "choices": [last]})
-    except Refused as error:  # the status has been sent
-        yield _event(error.body())
-        return
-    if include_usage:
-        yield _event({**top, "choices": [], "usage": usage(whole, prompt_tokens)})
-    yield b"data: [DONE]\n\n"
-
-
-def usage(replies: Sequence[Reply], prompt_tokens: int) -> dict[str, int]:
-    """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
-    drawn = sum(reply.path.length for reply in replies)
-    costs = [(cost.token_forwards, cost.prompt_forwards) for reply in replies if reply.answer for cost in [reply.answer.cost]]
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn,
-            "token_forwards": Cost.together(costs) if costs else 0}
+    def _logprobs(self, part: Part, texts: TokenTexts) -> dict[str, Any]:
+        scorer, path, most_likely = self.scorers[part.number], part.path, None
+        if scorer is not None and scorer.path is not None:
+            path, most_likely = scorer.path, scorer.most_likely
+        tokens, log_p = path.tokens.tolist(), path.log_p.tolist()
+        if self.chat:
+            content = [{"token": piece.decode(errors="replace"), "logprob": value, "bytes": list(piece), "top_logprobs": []}
+                       for piece, value in zip(texts.shown(tokens), log_p, strict=True)]
+            return {"content": content[part.begin:], "refusal": None}
+        tops: list[Any] | None = most_likely and [{texts.shown([token])[0].decode(errors="replace"): value}
+                                                  for token, value in most_likely]
+        if scorer is not None and scorer.echo:  # the first token follows nothing
+            tokens, log_p, tops = [*path.prompt.tolist(), *tokens], [None, *log_p], tops and [None, *tops]
+        pieces = [piece.decode(errors="replace") for piece in texts.shown(tokens)]
+        offsets = list(accumulate(map(len, pieces[:-1]), initial=0)) if pieces else []
+        return {"tokens": pieces[part.begin:], "token_logprobs": log_p[part.begin:], "top_logprobs": tops,
+                "text_offset": offsets[part.begin:]}
 
 
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
-
-def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
-    answer, tokens = reply.answer, reply.path.tokens.tolist()
-    listed = _chat_logprobs if chat else _logprobs
-    text = ((reply.scored.echo or "") if reply.scored else "") + reply.text
-    role = {"role": "assistant"} if reply.begin == 0 else {}  # the first part alone, since clients join the parts
-    content = {key: {**role, "content": text}} if chat else {"text": text}
-    ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
-    ids |= {name: sets[reply.begin:] for name, sets in reply.path.sampling_mask().items()}
-    end = {} if answer is None else {"dflash_mcmc": answer.details() | (
-        {"token_log_q": reply.path.log_q.tolist()} if reply.texts and np.isfinite(reply.path.log_q).all() else {})}
-    return {"index": reply.number, **content, **ids, "logprobs": reply.texts and listed(reply, reply.texts),
-            "finish_reason": None if answer is None else _REASONS[answer.finish_reason], **end}
-
-
-def _most_likely(reply: Reply, texts: TokenTexts) -> list[tuple[bytes, float]] | None:
-    if reply.scored is None or reply.scored.most_likely is None:
-        return None
-    tokens = [token for token, _ in reply.scored.most_likely]
-    return [(piece, log_p) for piece, (_, log_p) in zip(texts.shown(tokens), reply.scored.most_likely, strict=True)]
-
-
-def _entry(piece: bytes, log_p: float) -> dict[str, Any]:
-    return {"token": piece.decode(errors="replace"), "logprob": log_p, "bytes": list(piece)}
-
-
-def _chat_logprobs(reply: Reply, texts: TokenTexts) -> dict[str, Any]:
-    path, top = reply.shown_path, _most_likely(reply, texts)
-    each = zip(texts.shown(path.tokens.tolist()), path.log_p.tolist(), strict=True)
-    content = [{**_entry(piece, value), "top_logprobs": [] if top is None else [_entry(*top[position])]}
-               for position, (piece, value) in enumerate(each)]
-    return {"content": content[reply.begin:], "refusal": None}
-
-
-def _logprobs(reply: Reply, texts: TokenTexts) -> dict[str, Any]:
-    path, top = reply.shown_path, _most_likely(reply, texts)
-    log_p: list[float | None] = path.log_p.tolist()
-    most_likely: list[dict[str, float] | None] | None = (
-        None if top is None else [{piece.decode(errors="replace"): value} for piece, value in top])
-    tokens = path.tokens.tolist()
-    if reply.scored is not None and reply.scored.echo is not None:  # the first token follows nothing
-        tokens, log_p = [*path.prompt.tolist(), *tokens], [None, *log_p]
-        most_likely = most_likely and [None, *most_likely]
-    pieces = [piece.decode(errors="replace") for piece in texts.shown(tokens)]
-    offsets = list(accumulate(map(len, pieces[:-1]), initial=0)) if pieces else []
-    return {"tokens": pieces[reply.begin:], "token_logprobs": log_p[reply.begin:], "top_logprobs": most_likely,
-            "text_offset": offsets[reply.begin:]}

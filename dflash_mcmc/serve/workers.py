@@ -1,8 +1,8 @@
-"""Chains that wait, and the thread that draws them in one continuous batch.
+"""Orders that wait, and the thread that draws them in one continuous batch.
 
 Chains of any sampler share the batch. An engine has a number of sets of stop strings that its chains may have: many, or with
-`engine=vllm` and `engine=api` one. Chains with further sets are drawn in another round, by an engine that is started again. In
-a round, a chain overtakes one with a further set only if it had arrived before the round began.
+`engine=vllm` and `engine=api` one. An order with a further set waits until the chains before it have ended, and then the
+engine is started again.
 """
 
 from __future__ import annotations
@@ -10,31 +10,41 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget
+from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Chain, stopping
-from dflash_mcmc.serve.answers import DrawnAnswer, Refused
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost
 
-Start = Callable[[tuple[str, ...]], ChainRunner]
 MOST_SETS = 64
 """Sets of stop strings in an engine whose chains can have strings of their own."""
 _PROMPT = 1024
 _MOST_SLOTS = 256
 """Slots of an engine that chooses their number itself, at most."""
+
+
+class DrawnAnswer(NamedTuple):
+    """A drawn answer."""
+
+    result: ChainResult
+    cost: Cost
+    text: str
+    """The text without special tokens, up to a stop string."""
+    finish_reason: str
+    """One of `records.REASONS`."""
 
 
 class Order(NamedTuple):
@@ -43,7 +53,7 @@ class Order(NamedTuple):
     chain: Callable[[], Chain]
     stop: tuple[str, ...]
     future: Future[DrawnAnswer]
-    """Gets the answer, or Refused: with status 400 for what the client can change, else 500."""
+    """Gets the answer, UserError for what the client can change, or HTTPException. Who cancels it gives up the order."""
 
 
 class Workers:
@@ -54,21 +64,16 @@ class Workers:
         mixes: whether chains of that engine can have stop strings of their own.
         resource: what one run at a time can use.
         max_waiting: orders that may wait or be drawn.
-        failed: called after a failure of the engine.
     """
 
-    def __init__(self, start: Start, mixes: bool, resource: object, max_waiting: int, failed: Callable[[], None]):
-        self._start, self._resource, self._max_waiting, self._failed = start, resource, max_waiting, failed
-        self._mixes, self._most_sets = mixes, MOST_SETS if mixes else 1
+    def __init__(self, start: Callable[[tuple[str, ...]], ChainRunner], mixes: bool, resource: object, max_waiting: int):
+        self._start, self._mixes, self._resource, self._max_waiting = start, mixes, resource, max_waiting
         self._news = threading.Condition()
-        self._waiting: deque[tuple[int, Order]] = deque()
-        self._live: dict[int, Order] = {}
-        self._dropped: set[int] = set()
-        self._failures: dict[int, Refused] = {}
-        self._number, self._closing = 0, False
-        self._engine: ChainRunner | None = None
+        self._waiting: deque[Order] = deque()
+        self._live: set[Order] = set()
         self._sets: set[tuple[str, ...]] = set()
-        self.failing, self.stepped = False, time.monotonic()
+        self._engine: ChainRunner | None = None
+        self._closing = self.failing = False
         self._thread = threading.Thread(target=self._work, name="dflash_mcmc draws", daemon=True)
 
     def begin(self, stop: tuple[str, ...]) -> None:
@@ -77,41 +82,21 @@ class Workers:
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        """Whether the thread draws, or waits for orders."""
-        return self._thread.is_alive()
-
-    @property
     def counts(self) -> tuple[int, int]:
         """The number of orders that wait, and that the engine has."""
         with self._news:
-            return len(self._waiting), len(self._live)
+            return sum(not order.future.cancelled() for order in self._waiting), len(self._live)
 
-    def order(self, orders: Sequence[Order]) -> list[int]:
-        """Takes all orders or none, and returns their numbers. Raises Refused, also after `close`."""
+    def order(self, orders: Sequence[Order]) -> None:
+        """Takes all orders or none. Raises HTTPException, also after `close`."""
         with self._news:
             if self._closing:
-                raise Refused(503, "the server is shutting down")
-            pending = len(self._waiting) + len(self._live)
-            if pending + len(orders) > self._max_waiting:
-                raise Refused(429, f"{pending} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
-                              "this request; try again later", code="queue_full")
-            if not pending:
-                self.stepped = time.monotonic()  # nothing has waited for a step until now
-            numbers = list(range(self._number, self._number + len(orders)))
-            self._number += len(orders)
-            self._waiting.extend(zip(numbers, orders, strict=True))
+                raise HTTPException(503, "the server is shutting down")
+            if (pending := sum(self.counts)) + len(orders) > self._max_waiting:
+                raise HTTPException(429, f"{pending} answers wait or are drawn; allowed: {self._max_waiting} with those of this "
+                                    "request (serve.max_waiting); try again later", {"Retry-After": "1"})
+            self._waiting.extend(orders)
             self._news.notify()
-        return numbers
-
-    def drop(self, numbers: Collection[int]) -> int:
-        """Gives up orders that are not finished. Returns how many."""
-        with self._news:
-            waiting = [number for number, _ in self._waiting if number in numbers]
-            self._waiting = deque(each for each in self._waiting if each[0] not in numbers)
-            live = [number for number in self._live if number in numbers]
-            self._dropped.update(live)
-        return len(waiting) + len(live)
 
     def close(self, seconds: float | None = None) -> None:
         """Ends the thread after the orders that it has. The thread is waited for at most so many seconds."""
@@ -123,57 +108,41 @@ class Workers:
     def _work(self) -> None:
         while True:
             with self._news:
-                while not self._waiting and not self._closing:
-                    self._news.wait()
+                self._news.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     break
-                stop, begun = self._waiting[0][1].stop, self._number
-            self._round(stop, begun)
+                stop = self._waiting[0].stop
+            try:
+                with turn_of(self._resource).taken(nests=False):
+                    self._draw(self._engine_for(stop))
+            except Exception as error:  # whatever fails in the engine, its orders get an error and the thread stays alive
+                self._give_up(error)
         self._release()
 
-    def _round(self, stop: tuple[str, ...], begun: int) -> None:
-        """Draws orders until none may join; the first has these stop strings. An engine that fails is started again."""
-        try:
-            with turn_of(self._resource).taken(nests=False):
-                runner = self._engine_for(stop)
-                for done in runner.steps(self._arrivals(begun, runner)):
-                    self.stepped = time.monotonic()
-                    if done is None:
-                        with self._news:
-                            dropped, self._dropped = self._dropped, set()
-                        if dropped:
-                            runner.drop(dropped)
-                    else:
-                        self.failing = False
-                        failure = self._failures.pop(done.tag, None) or Refused(500, done.failure)
-                        # The order stays live until its answer is there: if decoding fails, `_give_up` answers it too.
-                        order = self._live[done.tag]
-                        answer = done.result and _drawn(done.result, done.cost, order.stop, runner.model)
-                        with self._news:
-                            del self._live[done.tag]
-                            self._dropped.discard(done.tag)
-                        if answer is None:
-                            order.future.set_exception(failure)
-                        else:
-                            order.future.set_result(answer)
-        except Exception as error:  # whatever fails in the engine, its orders get an error and the thread stays alive
-            if not isinstance(error, UserError):
-                traceback.print_exc(file=sys.stderr)
-            self._give_up(stop, error)
+    def _draw(self, runner: ChainRunner) -> None:
+        """Draws orders until none is there that may join."""
+        for done in runner.steps(self._arrivals(runner.model)):
+            if done is None:
+                runner.drop([order for order in self._live if order.future.cancelled()])
+                continue
+            self.failing, order = False, done.tag
+            # The order stays live until its answer is there: if decoding fails, `_give_up` answers it too.
+            answer = done.result and _drawn(done, order.stop, runner.model)
+            with self._news:
+                self._live.remove(order)
+            if not order.future.done():  # else its chain has failed, or it was given up
+                _settle(order, answer or HTTPException(500, done.failure))
 
-    def _give_up(self, stop: tuple[str, ...], error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         self.failing = True
-        self._failed()
         with self._news:
-            lost = list(self._live.values())
-            if not lost:  # the engine did not start: those that wait for it would wait for ever
-                lost = [order for _, order in self._waiting if order.stop == stop]
-                self._waiting = deque(each for each in self._waiting if each[1].stop != stop)
+            lost = list(self._live)
+            if not lost and self._waiting:  # the engine did not start: the order for which it was started would wait for ever
+                lost.append(self._waiting.popleft())
             self._live.clear()
-            self._dropped.clear()
-            self._failures.clear()
         for order in lost:
-            order.future.set_exception(Refused(500, _reason(error, "engine")))
+            if not order.future.done():
+                _settle(order, HTTPException(500, _reason(error, "engine")))
         try:
             self._release()
         except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
@@ -183,12 +152,12 @@ class Workers:
         if self._engine is None or not self._has_room(stop):
             self._release()
             self._engine = self._start(() if self._mixes else stop)
-        self._sets.add(stop)
+            self._sets.add(stop)
         return self._engine
 
     def _has_room(self, stop: tuple[str, ...]) -> bool:
         """Whether a chain with these stop strings can join the engine's batch."""
-        return stop in self._sets or len(self._sets) < self._most_sets
+        return stop in self._sets or len(self._sets) < (MOST_SETS if self._mixes else 1)
 
     def _release(self) -> None:
         engine, self._engine = self._engine, None
@@ -196,57 +165,57 @@ class Workers:
         if engine is not None:
             engine.close()
 
-    def _arrivals(self, begun: int, runner: ChainRunner) -> Iterator[tuple[int, Chain] | None]:
+    def _arrivals(self, model: Any) -> Iterator[tuple[Order, Chain] | None]:
+        """The chains of orders in their order; None while none is there that may join."""
         while True:
-            arrived = self._next(begun)
-            yield None if arrived is None else (arrived[0], self._guarded(*arrived, runner.model))
+            with self._news:
+                while self._waiting and self._waiting[0].future.cancelled():
+                    self._waiting.popleft()
+                arrived = self._waiting.popleft() if self._waiting and self._has_room(self._waiting[0].stop) else None
+                if arrived is not None:
+                    self._live.add(arrived)
+                    self._sets.add(arrived.stop)
+            yield arrived and (arrived, self._guarded(arrived, model))
 
-    def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
+    def _guarded(self, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            if not self._mixes:
+            if not (self._mixes and order.stop):
                 return (yield from order.chain())
-            if order.stop:
-                model.strings(order.stop)  # raises UserError where the tokenizer has no tables
+            model.strings(order.stop)  # raises UserError where the tokenizer has no tables
             return (yield from stopping(order.chain(), order.stop))
         except Exception as error:  # a sampler may be a plugin
-            if not isinstance(error, UserError):
-                traceback.print_exc(file=sys.stderr)
-            self._failures[number] = Refused(400 if isinstance(error, UserError) else 500, _reason(error, "sampler"))
+            _settle(order, error if isinstance(error, UserError) else HTTPException(500, _reason(error, "sampler")))
             return None
 
-    def _next(self, begun: int) -> tuple[int, Order] | None:
-        """The next order of a round; None if there is none now."""
-        with self._news:
-            overtakes = False
-            for index, (number, order) in enumerate(self._waiting):
-                joins = self._has_room(order.stop)
-                if joins and not (overtakes and number >= begun):
-                    del self._waiting[index]
-                    self._live[number] = order
-                    self._sets.add(order.stop)
-                    return number, order
-                overtakes = overtakes or not joins
-        return None
+
+def _settle(order: Order, answer: DrawnAnswer | Exception) -> None:
+    """Gives an order its answer, unless it was given up."""
+    if order.future.set_running_or_notify_cancel():
+        if isinstance(answer, Exception):
+            order.future.set_exception(answer)
+        else:
+            order.future.set_result(answer)
 
 
-def _drawn(result: ChainResult, cost: Cost, stop: tuple[str, ...], model: Any) -> DrawnAnswer:
-    path = result.trajectory
-    return DrawnAnswer(result, cost, cut(model.decode(path.tokens), stop), records.finish_of(path, model.stop_ids))
+def _drawn(done: Finished[Order], stop: tuple[str, ...], model: Any) -> DrawnAnswer:
+    assert done.result is not None
+    path = done.result.trajectory
+    return DrawnAnswer(done.result, done.cost, cut(model.decode(path.tokens), stop), records.finish_of(path, model.stop_ids))
 
 
 def _reason(error: Exception, what: str) -> str:
-    return str(error) if isinstance(error, UserError) else f"the {what} failed; the log says why"
+    """What a client is told of an error. The log has the other errors."""
+    if isinstance(error, UserError):
+        return str(error)
+    traceback.print_exception(error, file=sys.stderr)
+    return f"the {what} failed; the log says why"
 
 
-def started(config: Config, options: ServeOptions, failed: Callable[[], None]) -> tuple[ChainTarget, Workers, int]:
+def started(config: Config, options: ServeOptions) -> tuple[ChainTarget, Workers, int]:
     """Loads the model of a configuration as it was composed, and starts the thread.
 
     The engine of the configured stop strings is started here, so that a lack of memory is found before any order.
-
-    Args:
-        options: the longest prompt, and the orders that may wait or be drawn.
-        failed: called after a failure of the engine.
 
     Returns:
         The loaded model, what draws from it, and the most tokens of a prompt.
@@ -256,7 +225,13 @@ def started(config: Config, options: ServeOptions, failed: Callable[[], None]) -
     """
     whole = checked(copy.deepcopy(config))
     target = whole.engine.load(whole, whole.hardware.resolve())
-    longest_prompt = _prompt_tokens(options.max_prompt_tokens, whole, target.max_positions)
+    room, longest_prompt = whole.dataset.max_new_tokens, options.max_prompt_tokens or _PROMPT
+    if target.max_positions is not None:
+        if options.max_prompt_tokens is None:
+            longest_prompt = max(1, min(_PROMPT, target.max_positions - room))
+        if longest_prompt + room > target.max_positions:
+            raise ConfigError("serve.max_prompt_tokens", longest_prompt, f"with dataset.max_new_tokens, {room}, at most the "
+                              f"model's {target.max_positions} positions")
 
     def start(stop: tuple[str, ...]) -> ChainRunner:
         mine = copy.copy(whole)
@@ -264,19 +239,6 @@ def started(config: Config, options: ServeOptions, failed: Callable[[], None]) -
         mine.dataset.stop = list(stop)
         return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or _MOST_SLOTS)
 
-    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), options.max_waiting, failed)
+    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), options.max_waiting)
     workers.begin(tuple(whole.dataset.stop))
     return target, workers, longest_prompt
-
-
-def _prompt_tokens(longest: int | None, config: Config, positions: int | None) -> int:
-    """The longest prompt. Raises ConfigError."""
-    room = config.dataset.max_new_tokens
-    if positions is None:
-        return longest or _PROMPT
-    if room >= positions:
-        raise ConfigError("dataset.max_new_tokens", room, f"at most {positions - 1} (the model has {positions} positions)")
-    if longest is not None and longest + room > positions:
-        raise ConfigError("serve.max_prompt_tokens", longest, f"at most {positions - room} (the model has {positions} "
-                          f"positions, and dataset.max_new_tokens takes {room})")
-    return longest or min(_PROMPT, positions - room)

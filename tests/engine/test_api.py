@@ -23,7 +23,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import workers
-from dflash_mcmc.serve.answers import Refused
 from tests import laws
 from tests.engine.api.standing import Listening, Standing
 from tests.engine.api.test_law import TARGET, TOY, drawn, p_value
@@ -349,15 +348,13 @@ def test_a_law_that_the_server_cannot_give_fails_its_order_alone(make_config, mo
     answering(monkeypatch, Standing(WIDE))
     config = make_config("engine=api", URL)
     target = config.engine.load(config, "cpu")
-    drawing = workers.Workers(lambda stop: ApiEngine(target, endpoint.Endpoint(config.engine), "raw", 2, 4), False, dm.Api, 8,
-                              lambda: None)
+    drawing = workers.Workers(lambda stop: ApiEngine(target, endpoint.Endpoint(config.engine), "raw", 2, 4), False, dm.Api, 8)
     orders = [workers.Order(functools.partial(dm.Temperature(temperature=temperature).chain, np.array([0]), 3, Key(1)), (),
                             Future()) for temperature in (1.0, 0.5, 1.0)]
     drawing.order(orders)
     drawing.begin(())
-    with pytest.raises(Refused, match=r"engine.logprobs: given 'raw'; allowed: with draws at") as error:
+    with pytest.raises(UserError, match=r"engine.logprobs: given 'raw'; allowed: with draws at"):
         orders[1].future.result(60)
-    assert error.value.status == 400
     assert all(orders[number].future.result(60).result.trajectory.length for number in (0, 2))
     assert not drawing.failing
     drawing.close(60)

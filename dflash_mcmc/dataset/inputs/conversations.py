@@ -75,8 +75,6 @@ class Conversation(NamedTuple):
     """Few-shot examples: the prompt and the answer of each."""
     system: str | None = None
     """The system prompt; None if there is none, or if the turns begin with one."""
-    special_tokens_in_text: bool = False
-    """Whether the name of a special token in a message becomes the token, as in text that the template writes."""
 
     @classmethod
     def of(cls, text: str) -> Conversation:
@@ -111,10 +109,10 @@ class Conversation(NamedTuple):
     def with_template(self, tokenizer: Any, enable_thinking: bool, date: str = DATE) -> str:
         """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation.
 
-        Names of special tokens in messages stay text, unless `special_tokens_in_text`: see `PromptText`.
+        Names of special tokens in messages stay text: see `PromptText`.
         """
         messages, tools = self.messages(), list(self.tools) or None
-        specials = [] if self.special_tokens_in_text else _specials_in(tokenizer, [messages, tools])
+        specials = _specials_in(tokenizer, [messages, tools])
         templated = partial(_templated, tokenizer, enable_thinking=enable_thinking, date=date)
         text = _with_plain_names(templated, messages, tools, specials) if specials else templated(messages, tools)
         if tools and not specials and text == templated(messages, None):
