@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Self
 
-from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve import options
 from dflash_mcmc.serve.app import Service
 from tests import processes
 
@@ -16,17 +16,16 @@ class Served:
 
     def __init__(self, overrides: list[str]):
         plan, config = options.compose(overrides)
-        self.listener = network.listening(plan.host, plan.port)
+        self.listener = options.listening(plan.host, plan.port)
         self.port = self.listener.getsockname()[1]
         self.service = Service(plan, config)
-        self.server = network.server_of(self.service.app())
+        self.server = self.service.server()
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
         self._thread.start()
 
     def stop(self) -> None:
         self.server.should_exit = True
         self._thread.join(processes.HANG)
-        self.service.close(30)
         self.listener.close()
 
     def __enter__(self) -> Self:

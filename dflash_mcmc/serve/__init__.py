@@ -1,7 +1,6 @@
 """A server with the interface of OpenAI, which answers with samples of any sampler: `python -m dflash_mcmc.serve`.
 
-    options.py      the limits, and the configuration of model and sampler
-    network.py      the address, and uvicorn
+    options.py      address and limits, and the configuration of model and sampler
     gate.py         what every request passes: hosts, origins, the key, the limit of a body, a line of log, counters
     fields.py       the bodies of requests
     samplers.py     the sampler of a request

@@ -27,20 +27,19 @@ def main(arguments: list[str]) -> None:
         return
     options, config = options_of.compose(arguments)
     try:
-        from dflash_mcmc.serve import network
         from dflash_mcmc.serve.app import Service
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
                         "-e '.[serve]'") from error
 
-    with network.listening(options.host, options.port) as listener:
+    with options_of.listening(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         note(f"reading the model {options_of.model_name(config)}")
         service = Service(options, config)
         print(f"serving {service.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
         if options.api_key is None and host not in ("127.0.0.1", "::1"):
             print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
-        network.server_of(service.app()).run([listener])
+        service.server().run([listener])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.serve.workers import DrawnAnswer
 
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
-_PIECE = 4
+_TOKENS = 4
 """Tokens between two parts of a streamed answer."""
 
 
@@ -49,7 +49,7 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
     return status, {"error": {"message": one_line(message), "type": kind, "param": param and one_line(param), "code": None}}
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """What is new of an answer while it is drawn, or the rest of it at its end."""
 
     number: int
@@ -74,7 +74,7 @@ class Teller:
         put: takes a part.
     """
 
-    def __init__(self, number: int, put: Callable[[Part], object], decode: Callable[[Any], str], stop: Sequence[str]):
+    def __init__(self, number: int, put: Callable[[Piece], object], decode: Callable[[Any], str], stop: Sequence[str]):
         self._number, self._put, self._decode, self._stop = number, put, decode, stop
         self.text, self.begin = "", 0
 
@@ -89,7 +89,7 @@ class Teller:
                     return end.value
                 answer = request.trajectory
                 while not answer.complete(request.horizon):
-                    upto = min(request.horizon, answer.length + _PIECE)
+                    upto = min(request.horizon, answer.length + _TOKENS)
                     answer = yield request._replace(trajectory=answer, horizon=upto)
                     self._tell(answer)
 
@@ -98,14 +98,14 @@ class Teller:
         beginnings = (string[:length] for string in self._stop for length in range(1, len(string)))
         text = text[: len(text) - max(map(len, filter(text.endswith, beginnings)), default=0)]
         if len(text) > len(self.text) and text.startswith(self.text):
-            self._put(Part(self._number, path, text[len(self.text):], self.begin))
+            self._put(Piece(self._number, path, text[len(self.text):], self.begin))
             self.text, self.begin = text, path.length
 
-    def rest(self, answer: DrawnAnswer) -> Part:
+    def rest(self, answer: DrawnAnswer) -> Piece:
         """What follows the parts that were told. Raises HTTPException if they do not fit together."""
         if not answer.text.startswith(self.text):
             raise HTTPException(500, "the tokenizer changed a text that was told before; ask without stream")
-        return Part(self._number, answer.result.trajectory, answer.text[len(self.text):], self.begin, answer)
+        return Piece(self._number, answer.result.trajectory, answer.text[len(self.text):], self.begin, answer)
 
 
 class TextScorer:
@@ -146,7 +146,7 @@ class TextScorer:
         return result
 
 
-class Answers(NamedTuple):
+class Bodies(NamedTuple):
     """The bodies of the answers to a request."""
 
     id: str
@@ -164,13 +164,13 @@ class Answers(NamedTuple):
     scorers: Sequence[TextScorer | None]
     """By answer: the log probabilities, where more than those of the answer's own tokens were asked for."""
 
-    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+    def whole(self, parts: Sequence[Piece]) -> dict[str, Any]:
         """The body with all answers."""
         return {**self._top(""), "choices": [self._choice(part, "message") for part in parts], "usage": self.usage(parts)}
 
-    async def events(self, parts: AsyncIterator[Part], include_usage: bool) -> AsyncIterator[bytes]:
+    async def events(self, parts: AsyncIterator[Piece], include_usage: bool) -> AsyncIterator[bytes]:
         """Parts of answers as server-sent events."""
-        top, ended = self._top(".chunk"), list[Part]()
+        top, ended = self._top(".chunk"), list[Piece]()
         try:
             async for part in parts:
                 ended += [part] if part.answer is not None else []
@@ -182,7 +182,7 @@ class Answers(NamedTuple):
             yield _event({**top, "choices": [], "usage": self.usage(ended)})
         yield b"data: [DONE]\n\n"
 
-    def usage(self, parts: Sequence[Part]) -> dict[str, int]:
+    def usage(self, parts: Sequence[Piece]) -> dict[str, int]:
         """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
         drawn = sum(part.path.length for part in parts)
         costs = [(part.answer.cost.token_forwards, part.answer.cost.prompt_forwards) for part in parts if part.answer]
@@ -194,7 +194,7 @@ class Answers(NamedTuple):
         return {"id": self.id, "object": name, "created": self.created, "model": self.model,
                 "dflash_mcmc": {"seed": self.seed}}
 
-    def _choice(self, part: Part, key: str) -> dict[str, Any]:
+    def _choice(self, part: Piece, key: str) -> dict[str, Any]:
         path, answer, text = part.path, part.answer, self.echoes[part.number] + part.text
         role = {"role": "assistant"} if part.begin == 0 else {}  # the first part alone, since clients join the parts
         content = {key: {**role, "content": text}} if self.chat else {"text": text}
@@ -212,7 +212,7 @@ class Answers(NamedTuple):
         return {"index": part.number, **content, **ids, "logprobs": self.texts and self._logprobs(part, self.texts),
                 "finish_reason": answer and _REASONS[answer.finish_reason], **end}
 
-    def _logprobs(self, part: Part, texts: TokenTexts) -> dict[str, Any]:
+    def _logprobs(self, part: Piece, texts: TokenTexts) -> dict[str, Any]:
         scorer, path, most_likely = self.scorers[part.number], part.path, None
         if scorer is not None and scorer.path is not None:
             path, most_likely = scorer.path, scorer.most_likely

@@ -8,10 +8,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -23,7 +25,7 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.serve.answers import Answers, Part, Teller, TextScorer, error_of
+from dflash_mcmc.serve.answers import Bodies, Piece, Teller, TextScorer, error_of
 from dflash_mcmc.serve.fields import Chat, RequestFields, Text
 from dflash_mcmc.serve.gate import Metrics, guard
 from dflash_mcmc.serve.options import ServeOptions, model_name
@@ -56,9 +58,15 @@ class Service:
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
         self._reader.submit(int).result()  # the thread runs from the start
 
-    def app(self) -> FastAPI:
-        """The ASGI application."""
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    def server(self) -> uvicorn.Server:
+        """The server, which closes the engine at its end. Of more than 2,048 connections the others get status 503."""
+        @asynccontextmanager
+        async def life(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await asyncio.get_running_loop().run_in_executor(self._reader, self.workers.close)
+            self._reader.shutdown()
+
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
@@ -67,19 +75,13 @@ class Service:
         for kind in (UserError, RequestValidationError, HTTPException, Exception):
             app.add_exception_handler(kind, _refused)
         guard(app, self.options, self.metrics)
-        return app
-
-    def close(self, seconds: float | None = None) -> None:
-        """Ends the threads after the orders that there are; waits at most so many seconds for the one that draws."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        self.workers.close(seconds)
+        return uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="on", log_level="warning", access_log=False,
+                                             server_header=False, timeout_keep_alive=30, limit_concurrency=2048))
 
     async def chat(self, asked: Chat, request: Request) -> Response:
         """`/v1/chat/completions`."""
-        limits = {asked.max_completion_tokens, asked.max_tokens} - {None}
-        if len(limits) > 1:
-            raise ConfigError("max_tokens", asked.max_tokens, f"nothing, or {asked.max_completion_tokens}")
-        asked.max_tokens = limits.pop() if limits else None
+        limits = [each for each in (asked.max_completion_tokens, asked.max_tokens) if each is not None]
+        asked.max_tokens = min(limits, default=None)
         return await self._answer(request, asked, [asked.messages], asked.logprobs, top=False, echo=False)
 
     async def completions(self, asked: Text, request: Request) -> Response:
@@ -108,20 +110,18 @@ class Service:
         """The answers to a request.
 
         Args:
-            prompts: conversations, texts or lists of token ids.
-            logprobs: whether log p of the tokens is asked for.
-            top: whether the most likely token at the place of each token is asked for. No others are known.
+            logprobs, top: whether log p of the tokens is asked for, and the most likely token at each place.
             echo: whether the prompt is a part of the answer's text and of its log probabilities.
         """
         if asked.model not in (None, self.name):
             raise HTTPException(404, f"model: given {asked.model!r:.120}; allowed: {self.name!r}")
         if asked.stream and (top or echo):
             raise ConfigError("stream", True, "false with echo and with the most likely tokens, which are read at the end")
-        loop, heard = asyncio.get_running_loop(), asyncio.Queue[Part | int]()
-        answers, orders, in_order, ignored = await loop.run_in_executor(
+        loop, heard = asyncio.get_running_loop(), asyncio.Queue[Piece | int]()
+        bodies, orders, in_order, ignored = await loop.run_in_executor(
             self._reader, self._read, asked, prompts, logprobs, top, echo)
 
-        def put(item: Part | int) -> None:
+        def put(item: Piece | int) -> None:
             loop.call_soon_threadsafe(heard.put_nowait, item)
 
         def ended(number: int, _: Any) -> None:
@@ -134,25 +134,25 @@ class Service:
             orders = [order._replace(chain=partial(teller.in_pieces, order.chain))
                       for teller, order in zip(tellers, orders, strict=True)]
         self.workers.order(orders)
-        parts = self._parts(answers, orders, tellers, heard)
+        parts = self._parts(bodies, orders, tellers, heard)
         named = ", ".join(f"{name}={value:g}" for name, value in ignored.items())
         headers = {"X-Dflash-Mcmc-Ignored": named} if named else {}
         if asked.stream:
-            events = answers.events(parts, asked.stream_options.include_usage)
+            events = bodies.events(parts, asked.stream_options.include_usage)
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        return JSONResponse(answers.whole(await _unless_gone(request, parts)), headers=headers)
+        return JSONResponse(bodies.whole(await _unless_gone(request, parts)), headers=headers)
 
-    async def _parts(self, answers: Answers, orders: Sequence[Order], tellers: Sequence[Teller],
-                     heard: asyncio.Queue[Part | int]) -> AsyncIterator[Part]:
+    async def _parts(self, bodies: Bodies, orders: Sequence[Order], tellers: Sequence[Teller],
+                     heard: asyncio.Queue[Piece | int]) -> AsyncIterator[Piece]:
         """The parts of answers as they are told. Raises what the orders raise. Orders that are not finished are given up."""
-        ended = list[Part]()
+        ended = list[Piece]()
         try:
             while len(ended) < len(orders):
                 item = await heard.get()
                 if isinstance(item, int):
                     ended.append(item := tellers[item].rest(orders[item].future.result()))
                 yield item
-            usage = answers.usage(ended)
+            usage = bodies.usage(ended)
             self.metrics.tokens.inc(usage["completion_tokens"])
             self.metrics.forwards.inc(usage["token_forwards"])
         finally:
@@ -160,9 +160,9 @@ class Service:
                 order.future.cancel()
 
     def _read(self, asked: RequestFields, prompts: Sequence[Any], logprobs: bool, top: bool,
-              echo: bool) -> tuple[Answers, list[Order], bool, dict[str, float]]:
+              echo: bool) -> tuple[Bodies, list[Order], bool, dict[str, float]]:
         """The bodies, the orders, whether tokens are drawn in order, and the fields without effect. Raises UserError."""
-        if (count := len(prompts) * asked.n) > self.options.max_waiting:
+        if len(prompts) * asked.n > self.options.max_waiting:
             raise ConfigError("n", asked.n, f"at most {self.options.max_waiting} answers in a request, over all its prompts "
                               "(serve.max_waiting)")
         longest = self._config.dataset.max_new_tokens
@@ -175,7 +175,7 @@ class Service:
         stop = tuple(self._config.dataset.stop if strings is None else stop_strings(strings, "stop"))
         fields = asked.sampler | ({"sampling_mask": True} if asked.return_sampling_mask else {})
         sampler, ignored = sampler_of(self._config.sampler, fields, asked.given())
-        config = config_of(self._config, sampler, max(1, max_tokens), self.options.max_width, self.options.max_steps)
+        config = config_of(self._config, sampler, max(1, max_tokens), self.options.max_width)
         encoded = [self._tokens(config, prompt) for prompt in prompts]
         orders, echoes, scorers = list[Order](), list[str](), list[TextScorer | None]()
         for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
@@ -188,14 +188,13 @@ class Service:
                 orders.append(Order(begin if scorer is None else partial(scorer.after, begin), stop, Future()))
                 echoes.append(text)
                 scorers.append(scorer)
-        assert len(orders) == count
         in_order = ((config.sampler.draws_once or config.sampler.is_deterministic) and not config.dataset.must_end
                     and (config.decoder.is_null or config.decoder.keeps_tokens()))
         chat = isinstance(asked, Chat)
-        answers = Answers(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, asked.seed,
+        bodies = Bodies(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, asked.seed,
                           chat, sum(map(len, encoded)), self._texts if logprobs else None, asked.return_token_ids, echoes,
                           scorers)
-        return answers, orders, in_order, ignored
+        return bodies, orders, in_order, ignored
 
     def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
         """The token ids of a prompt. Raises UserError."""
@@ -221,9 +220,9 @@ def _no_answer(prompt: np.ndarray) -> Chain:
     yield
 
 
-async def _unless_gone(request: Request, parts: AsyncIterator[Part]) -> list[Part]:
+async def _unless_gone(request: Request, parts: AsyncIterator[Piece]) -> list[Piece]:
     """The whole answers among parts, by their numbers. Raises HTTPException if the client goes."""
-    async def whole() -> list[Part]:
+    async def whole() -> list[Piece]:
         return sorted([part async for part in parts], key=lambda part: part.number)
 
     drawing = asyncio.create_task(whole())

@@ -68,6 +68,8 @@ class _Guard:
         self._key, self._most = options.api_key, options.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the beginning and the end of the application
+            return await self._app(scope, receive, send)
         started, status, size = time.perf_counter(), 500, 0
 
         async def noting(message: Message) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ class ServeOptions:
     max_prompt_tokens: int | None = runtime(None, "longest prompt; null takes 1,024, or less where the model has fewer "
                                             "positions", ge=1)
     max_width: int = runtime(64, "most draws that a chain of a request may ask for together, such as particles", ge=1)
-    max_steps: int = runtime(10_000, "largest num_steps of a sampler that a request may ask for", ge=1)
     max_waiting: int = runtime(1024, "answers that wait for a slot or are drawn; more get status 429", ge=1)
     max_body_bytes: int = runtime(4194304, "longest body of a request; longer ones get status 413", ge=1024)
 
@@ -62,6 +62,15 @@ def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError("serve.api_key", "nothing of it is shown", "printable ASCII characters")
     return plan.serve, config
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before a model is loaded. Raises ConfigError for an address that cannot be used."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
+    except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
+        raise ConfigError("serve.port", port, f"a port of serve.host={host} that is free, or 0 for any free one "
+                          f"({getattr(error, 'strerror', error)})") from error
 
 
 def model_name(config: Config) -> str:

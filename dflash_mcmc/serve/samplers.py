@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Condition, Config
 from dflash_mcmc.errors import ConfigError, did_you_mean
-from dflash_mcmc.fields import identity_values
 from dflash_mcmc.registry import components, name_of
 
 if TYPE_CHECKING:
@@ -22,14 +21,13 @@ _IGNORED = ("temperature", "top_p")
 """Fields that many clients send always. A sampler that lacks them draws by its own law."""
 
 
-def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int, max_steps: int) -> Config:
+def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int) -> Config:
     """The checked configuration of a request. Raises UserError.
 
     Args:
         server: the server's configuration as it was composed; it is not changed.
         max_tokens: longest answer.
         max_width: most operations that a chain may ask for together.
-        max_steps: largest `num_steps`, unless the server's own sampler has more.
     """
     config = copy.deepcopy(server)
     config.condition = Condition(name=None, sampler=None, blend=None)
@@ -39,8 +37,6 @@ def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int,
         raise ConfigError("sampler", name_of(sampler), "one without a draft, or this sampler from the start")
     if (width := config.sampler.width()) > max_width:
         raise ConfigError("sampler", f"one that draws {width} sequences together", f"at most {max_width} (serve.max_width)")
-    if (steps := _steps(config)) > (most := max(max_steps, _steps(server))):
-        raise ConfigError("sampler.num_steps", steps, f"at most {most} (serve.max_steps, or the server's own)")
     return config
 
 
@@ -82,8 +78,3 @@ def sampler_of(own: Sampler, asked: Mapping[str, Any], common: Mapping[str, floa
             raise ConfigError(field, value, f"{neutral[field]:g} with sampler={name}, which has no such field; its fields, in "
                               f"sampler: {', '.join(sorted(names))}")
     return cls(**{**({field: getattr(own, field) for field in names} if same else {}), **fields}), ignored
-
-
-def _steps(config: Config) -> int:
-    """The Metropolis-Hastings steps of a stage; 0 for a sampler without steps."""
-    return cast("int", identity_values(config.sampler).get("num_steps", 0))

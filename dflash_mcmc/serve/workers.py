@@ -93,8 +93,8 @@ class Workers:
             if self._closing:
                 raise HTTPException(503, "the server is shutting down")
             if (pending := sum(self.counts)) + len(orders) > self._max_waiting:
-                raise HTTPException(429, f"{pending} answers wait or are drawn; allowed: {self._max_waiting} with those of this "
-                                    "request (serve.max_waiting); try again later", {"Retry-After": "1"})
+                raise HTTPException(429, f"{pending} answers wait or are drawn; allowed: {self._max_waiting} with those of "
+                                    "this request (serve.max_waiting); try again later", {"Retry-After": "1"})
             self._waiting.extend(orders)
             self._news.notify()
 

@@ -236,7 +236,7 @@ WITHOUT_UPPER_BOUND = {
         "num_steps", "steps", "warmup_steps", "num_draws", "agent_runs", "retries"},
     "a distance, or a limit": {
         "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues", "max_tokens",
-        "max_restarts", "prompt_length", "max_prompt_tokens", "max_width", "max_steps", "max_waiting", "max_body_bytes"},
+        "max_restarts", "prompt_length", "max_prompt_tokens", "max_width", "max_waiting", "max_body_bytes"},
 }
 
 

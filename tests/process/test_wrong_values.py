@@ -42,7 +42,7 @@ OF_FIELDS = {  # the arguments before the wrong field, and what a program would 
     "drafts.__main__": (["check", "model=tiny", "draft=tiny"], []),
 }
 AFTER_FIELDS = ("dflash_mcmc.train.draft.train", "dflash_mcmc.grid.submission.submit",
-                "dflash_mcmc.drafts.check.check", "dflash_mcmc.serve.network.listening")
+                "dflash_mcmc.drafts.check.check", "dflash_mcmc.serve.options.listening")
 TEXTS = ("x", "1.5.2", "[a,b]", "{a: 1}", "nan", "1e999", "'", "${x}", "${oc.env:NONE}", "a=b", "\u2028", "\\", "x" * 5000)
 OTHERS = (None, 3, -1, 1.5, True, "x", "", [], {}, [[]], {"a": {"b": None}}, "\u2028", 10**40)
 """Values for every place of a JSON file."""

@@ -20,9 +20,9 @@ import dflash_mcmc as dm
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.serve import answers, fields, network, options
+from dflash_mcmc.serve import answers, fields, options
 from dflash_mcmc.serve.__main__ import main
-from dflash_mcmc.serve.samplers import config_of, sampler_of
+from dflash_mcmc.serve.samplers import sampler_of
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
 from tests.composing import composed
@@ -36,7 +36,7 @@ QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
 KEY = "a-key-of-the-tests"
 OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=32",
              "hardware.num_slots=8", "serve.port=0", "serve.max_prompt_tokens=64", "serve.max_waiting=16",
-             "serve.max_body_bytes=20000", "serve.max_steps=5000000",
+             "serve.max_body_bytes=20000",
              "serve.allowed_hosts=[friend.example]", f"serve.api_key={KEY}"]
 
 
@@ -197,7 +197,7 @@ def lines_of(running, body: dict) -> list[str]:
 @pytest.mark.parametrize("stop", [[], ["ox", "xylophone"]])
 def test_tokens_of_samplers_that_draw_in_order_are_streamed(running, monkeypatch, sampler, stop):
     """The parts are those of the whole answer: text, token ids, log p, cost. A stop string is never shown in part."""
-    monkeypatch.setattr(answers, "_PIECE", 1)
+    monkeypatch.setattr(answers, "_TOKENS", 1)
     asked = {"prompt": QUESTION, "sampler": sampler, "seed": 5, "n": 2, "max_tokens": 32, "logprobs": 0, "stop": stop,
              "return_token_ids": True, "stream_options": {"include_usage": True}}
     if sampler != "greedy":
@@ -298,7 +298,8 @@ def test_the_most_likely_token_is_told_with_each_token_of_an_answer(running):
 
 
 WRONG = {
-    "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"), "not finite": (b'{"prompt": "x", "temperature": NaN}', 400, "temperature: given nan; allowed: a finite number"),
+    "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"),
+    "not finite": (b'{"prompt": "x", "temperature": NaN}', 400, "temperature: given nan; allowed: a finite number"),
     "too large": (b'{"prompt": "x", "temperature": 1e999}', 400, "temperature: given inf"), "deep": (b"[" * 9000, 400, "body"),
     "deep prompt": (b'{"prompt": ' + b"[" * 700 + b"]" * 700 + b"}", 400, "prompt: given [[["),
     "deep user": (b'{"prompt": "x", "user": ' + b"[" * 700 + b"]" * 700 + b"}", 400, "user: given [[["),
@@ -311,7 +312,8 @@ WRONG = {
     "no prompt": ({}, 400, "prompt"), "no text": ({"prompt": ""}, 400, "prompt"),
     "wrong ids": ({"prompt": [10**6]}, 400, "token ids"),
     "long prompt": ({"prompt": [5] * 65}, 400, "serve.max_prompt_tokens"), "n": ({"prompt": "x", "n": 10**9}, 400, "n: given"),
-    "many": ({"prompt": ["x"] * 3, "n": 6}, 400, "n: given 6; allowed: at most 16"), "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
+    "many": ({"prompt": ["x"] * 3, "n": 6}, 400, "n: given 6; allowed: at most 16"),
+    "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "1 to 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
     "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"),
     "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: less than or equal to 1"),
@@ -325,7 +327,6 @@ WRONG = {
     "digits": (b'{"prompt": "x", "temperature": ' + b"9" * 4000 + b"}", 400, "temperature: given 999"),
     "digits of a sampler": (b'{"prompt": "x", "sampler": {"alpha": ' + b"9" * 4000 + b"}}", 400, "sampler.alpha: given 999"),
     "self": ({"prompt": "x", "sampler": {"self": 1}}, 400, "sampler.self: given 1; allowed: nothing"),
-    "steps": ({"prompt": "x", "sampler": {"num_steps": 10**9}}, 400, "sampler.num_steps: given 1000000000; allowed: at most"),
     "many wrong ids": ({"prompt": [-1] * 4000}, 400, "prompt: given [-1, "),
     "field": ({"prompt": "x", "sampler": {"alhpa": 2}}, 400, "did you mean 'alpha'?"),
     "bound": ({"prompt": "x", "sampler": {"alpha": -1}}, 400, "sampler.alpha: given -1"),
@@ -370,15 +371,6 @@ def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(runn
         assert (status, "system, user, assistant, tool, developer" in reply["error"]["message"]) == (400, True)
     plain, named = (asked(text)[1]["usage"]["prompt_tokens"] for text in ("x", "x<|im_end|>"))
     assert named > plain + 1
-
-
-def test_a_request_may_have_the_steps_of_the_limit_or_of_the_servers_sampler(tmp_path):
-    own = composed(tmp_path, "condition=ps", "sampler.num_blocks=1", "sampler.num_steps=5")
-    assert config_of(own, own.sampler, 8, 64, 3).sampler.num_steps == 5
-    with pytest.raises(UserError, match=r"sampler\.num_steps: given 6; allowed: at most 5 \(serve\.max_steps"):
-        config_of(own, dm.PowerMH(num_blocks=1, num_steps=6), 8, 64, 3)
-    with pytest.raises(UserError, match=r"sampler\.num_steps: given 4; allowed: at most 3 \(serve\.max_steps"):
-        config_of(composed(tmp_path, "sampler=greedy"), dm.PowerMH(num_blocks=1, num_steps=4), 8, 64, 3)
 
 
 def test_a_request_runs_no_file(tmp_path):
@@ -566,9 +558,9 @@ def test_answers_must_end_where_the_server_says_so(tmp_path):
 
 def test_a_port_in_use_and_options_without_effect_are_refused(running):
     with pytest.raises(UserError, match=r"serve\.port: given 0; allowed: a port of serve\.host=a\.\.b"):
-        network.listening("a..b", 0)
+        options.listening("a..b", 0)
     with pytest.raises(UserError, match=r"serve.port: given \d+; allowed: a port of serve.host=127.0.0.1 that is free"):
-        network.listening("127.0.0.1", running.port)
+        options.listening("127.0.0.1", running.port)
     for override in ("seed=3", "num_chains=2", "dataset=gsm8k", "dataset.limit=3"):
         with pytest.raises(UserError, match="has no effect on a server"):
             options.compose([override])
