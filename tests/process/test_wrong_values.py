@@ -186,7 +186,7 @@ OPTIONS = [
     ("report.__main__", ["--pair", "a"]), ("report.__main__", ["--out"]), ("report.__main__", ["--none"]),
     ("regrade", []), ("regrade", ["none"]), ("regrade", ["none", "grader=none"]), ("regrade", ["--none"]),
     ("export", []), ("export", ["none"]), ("export", ["none", "--to", "x"]), ("export", ["none", "--to", "inspect"]),
-    ("export", ["none", "--to", "inspect", "--format", "x"]), ("runs", ["none"]), ("runs", ["--none"]),
+    ("export", ["none", "--to", "inspect", "--format", "x"]),
     ("grid.__main__", []), ("grid.__main__", ["none"]), ("grid.__main__", ["status", "none"]),
     ("grid.__main__", ["status", "--every", "x"]), ("grid.__main__", ["cancel"]), ("grid.__main__", ["resume", "none"]),
     ("drafts.__main__", ["none"]), ("drafts.__main__", ["check", "--out"]), ("drafts.__main__", ["speed", "--plain-ms", "x"]),
@@ -207,7 +207,7 @@ def test_wrong_options_are_one_line(capsys, name, arguments):
 
 LINES = [record(f"p{number}", "correct", chain, text="so \\boxed{1}", grader=f"math {VERSION}") for number in range(2)
          for chain in range(2)]
-READERS = {"report": ("report.__main__", []), "regrade": ("regrade", ["grader.timeout_seconds=8"]), "runs": ("runs", []),
+READERS = {"report": ("report.__main__", []), "regrade": ("regrade", ["grader.timeout_seconds=8"]),
            "export": ("export", ["--to", "inspect"])}
 OF_A_GRID = ("grid.json",)
 OF_A_RUN = ("run.json", "summary.json", "config.yaml", "records.jsonl")
