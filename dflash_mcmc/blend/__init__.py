@@ -67,7 +67,7 @@ class Blend(Component, Unblended):
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """The blended state, of any shape. It is linear in the arguments, which can be hidden states for one head, or logits.
 
-        A blend with `mixes_logits` takes logits alone, and need not be linear.
+        A blend with `needs_companion` takes logits alone, and need not be linear.
 
         Args:
             last: the target's last hidden state, after its final norm.
@@ -93,8 +93,6 @@ class LogitsBlend(Blend):
                            ge=-10, le=10)
     alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
                                 "0 = all tokens", ge=0, le=1)
-
-    mixes_logits = True
 
     def check(self, config: Settings) -> None:
         """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""

@@ -95,7 +95,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     Raises:
         ConfigError: for a blend that needs a draft or mixes logits.
     """
-    if blend is not None and (blend.needs_draft or blend.mixes_logits):
+    if blend is not None and (blend.needs_draft or blend.needs_companion):
         raise ConfigError("blend", name_of(blend), "none, or a blend of the target's own hidden states")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     near = near_of(model, read.temperature or 1.0)

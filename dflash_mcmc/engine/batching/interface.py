@@ -122,8 +122,6 @@ class TargetBlend(Protocol):
 
     @property
     def needs_draft(self) -> bool: ...
-    @property
-    def mixes_logits(self) -> bool: ...
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]: ...
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden: ...
 
@@ -135,8 +133,6 @@ class Unblended:
 
     needs_draft: ClassVar[bool] = False
     """Whether `mix` takes the draft's hidden state instead of outputs of the target's layers."""
-    mixes_logits: ClassVar[bool] = False
-    """Whether `mix` takes logits of the target and of another forward, and need not be linear."""
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""

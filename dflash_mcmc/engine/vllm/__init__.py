@@ -57,7 +57,7 @@ class Vllm(Engine):
         check_plain(config, f"engine=vllm, {_INSTEAD}")
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
-        if config.blend.mixes_logits:
+        if config.blend.needs_companion:
             raise ConfigError("blend", name_of(config.blend), f"one without second logits with engine=vllm, {_INSTEAD}, which "
                               "has both")
         for group in ("sampler", "blend"):
