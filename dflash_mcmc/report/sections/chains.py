@@ -31,8 +31,8 @@ _MOST_DRAWN, _MOST_PANELS = 7, 3
 _PROPOSALS = """
 A moved proposal is accepted and differs from the suffix it replaces; an identical one is accepted and changes nothing. An
 abandoned proposal is one that stopped early because it could no longer be accepted. Tokens skipped is the share of drawn
-tokens that needed no forward because they repeat the current sequence. The law error bounds the total variation distance that
-early rejection with epsilon adds; 0 means exact. Intervals come from a bootstrap over problems.
+tokens that needed no forward because they repeat the current sequence. The law error is 1 where an
+answer does not end although it must, and else 0: exact. Intervals come from a bootstrap over problems.
 """
 _PASSES = """
 pass@k is the probability that at least one of k chains is correct (unbiased estimate, Chen et al. 2021). It uses the problems
