@@ -322,7 +322,7 @@ def test_the_readme_has_the_page_s_numbers():
         return [[cell.strip() for cell in row.split("|")][names:] for row in rows]
 
     table, page = numbers(ROOT / "README.md", 1), numbers(FINDINGS / "evidence.md", 2)
-    assert len(table) == 5
+    assert len(table) == 6
     assert all(row in page for row in table), table
 
 
@@ -492,7 +492,8 @@ def test_the_page_of_evidence_follows_from_the_records():
     order = sorted(chains.records, key=lambda problem: int(problem.partition("-")[2]))
     blocks = re.findall(r"^\| (\d+) to (\d+), .* \| (\d+) \| (\d+) \| (\d+), (\d+) \| (\S+) \| ([\d,]+), ([\d,]+) \|$",
                         page, re.MULTILINE)
-    assert [int(last) for _, last, *_ in blocks] == [123, 223, len(order)]
+    assert len(blocks) == 4
+    assert max(int(last) for _, last, *_ in blocks) == len(order)
     for first, last, *counts, p, of_draws, of_chains in blocks:
         problems = order[int(first) - 1 : int(last)]
         firsts, seconds = [], [chains.records[problem] for problem in problems]
@@ -509,10 +510,10 @@ def test_the_page_of_evidence_follows_from_the_records():
         assert float(p) == pytest.approx(mcnemar(won, lost), rel=0.06)
         assert (of_draws, of_chains) == (f"{statistics.mean(costs):,.0f}",
                                          f"{statistics.mean(record['token_forwards'] for record in seconds):,.0f}")
-    registered = re.findall(r"^\| `examples` of 4 over `(\w+)`.* \| (\d+), (\d+) \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
-    assert [name for name, *_ in registered] == ["greedy", "log_p", "ps", "ps_examples"]
-    for rank, (name, won, lost, p, holm) in enumerate(registered):
-        first, other = shares["MBPP", "examples", 4], shares["MBPP", name, 4 if name == "log_p" else 1]
+    registered = re.findall(r"^\| `(\w+)` of (\d) over `(\w+)`.* \| (\d+), (\d+) \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
+    assert [name for _, _, name, *_ in registered] == ["greedy", "greedy", "log_p", "ps", "ps_examples", "smc"]
+    for rank, (rule, number, name, won, lost, p, holm) in enumerate(registered):
+        first, other = shares["MBPP", rule, int(number)], shares["MBPP", name, 4 if name == "log_p" else 1]
         assert (int(won), int(lost)) == (sum(first[each] > other[each] for each in other),
                                          sum(first[each] < other[each] for each in other))
         assert float(p) == pytest.approx(mcnemar(int(won), int(lost)), rel=0.06)
