@@ -5,8 +5,7 @@ teardown with a line for each change.
 
 The function guard is the first fixture of a test to start and the last one to end, so fixtures of wider scope may change the
 process for their scope. The module guard compares the process around a module in the same way. It sees what module-scoped
-fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module, nor the
-warnings filters, which pytest sets for each test.
+fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ import random  # noqa: TID251  (its state is compared here, nothing is drawn fro
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
-ABSENT = object()
-"""The state of a package that is not imported; it is compared with nothing."""
 ALLOWED_VARIABLES = {
     "PYTEST_CURRENT_TEST": "pytest changes it between the phases of a test",
     "TORCHINDUCTOR_CACHE_DIR": "PyTorch sets it when its compiler is imported",
@@ -38,140 +34,78 @@ LIBRARY_THREADS = {
 """Beginnings of the names, or classes, of threads that a library starts once and keeps, each with the reason."""
 THREAD_SECONDS = 2.0
 """Time for a thread that a test has stopped to end."""
+State = dict[str, object]
 
 
-def _imported(package: str, read: Callable[[object], object]) -> Callable[[], object]:
-    """Reads a state from a package if the process has imported it."""
-
-    def state() -> object:
-        module = sys.modules.get(package)
-        return ABSENT if module is None else read(module)
-
-    return state
+def _of(package: str, read: Callable[[Any], State]) -> Callable[[], State]:
+    """Reads a state from a package if the process has imported it; else nothing, which is compared with nothing."""
+    return lambda: read(sys.modules[package]) if package in sys.modules else {}
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES}
-
-
-def _folder() -> str | None:
+def _folder() -> State:
     try:
-        return os.getcwd()
+        return {"folder": os.getcwd()}
     except FileNotFoundError:
-        return None
+        return {"folder": None}
 
 
-def _handlers() -> dict[signal.Signals, object]:
-    return {number: signal.getsignal(number) for number in _SIGNALS}
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if not thread.name.startswith(tuple(LIBRARY_THREADS))
+            and type(thread).__name__ not in LIBRARY_THREADS]
 
 
-def _threads() -> dict[threading.Thread, str]:
-    return {thread: f"{thread.name}{' (daemon)' if thread.daemon else ''}" for thread in threading.enumerate()
-            if not thread.name.startswith(tuple(LIBRARY_THREADS))
-            and type(thread).__name__ not in LIBRARY_THREADS}
+def _umask() -> State:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return {"umask": mask}
 
 
-def _umask() -> int:
-    state = os.umask(0o077)
-    os.umask(state)
-    return state
-
-
-def _numpy_random(module: object) -> tuple:
-    name, words, *rest = module.get_state()
-    return name, words.tobytes(), *rest
-
-
-def _torch_settings(torch: object) -> dict[str, object]:
+def _torch(torch: Any) -> State:
     return {"default dtype": torch.get_default_dtype(), "number of threads": torch.get_num_threads(),
-            "grad mode": torch.is_grad_enabled(), "deterministic": torch.are_deterministic_algorithms_enabled()}
+            "grad mode": torch.is_grad_enabled(), "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "random state": hash(torch.get_rng_state().numpy().tobytes())}
 
 
-_SIGNALS = sorted(signal.valid_signals())
-TRAITS: dict[str, Callable[[], object]] = {
-    "environment": _environment, "working folder": _folder, "signal handlers": _handlers, "threads": _threads,
-    "sys.path": lambda: list(sys.path), "umask": _umask, "warnings filters": lambda: list(warnings.filters),
-    "random state of random": random.getstate,
-    "random state of numpy": _imported("numpy.random", _numpy_random),
-    "random state of torch": _imported("torch", lambda torch: torch.get_rng_state().numpy().tobytes()),
-    "torch": _imported("torch", _torch_settings),
-    "hydra": _imported("hydra.core.global_hydra", lambda module: module.GlobalHydra.instance().is_initialized()),
-    "matplotlib rcParams": _imported("matplotlib", lambda module: dict(dict.items(module.rcParams))),
+TRAITS: dict[str, Callable[[], State]] = {
+    "environment": lambda: {name: value for name, value in os.environ.items() if name not in ALLOWED_VARIABLES},
+    "working folder": _folder, "umask": _umask, "sys.path": lambda: {"sys.path": tuple(sys.path)},
+    "signal handlers": lambda: {number.name: signal.getsignal(number) for number in signal.Signals},
+    "threads": lambda: {f"{thread.name} {thread.ident}": "runs" for thread in _threads()},
+    "random": lambda: {"random state": hash(random.getstate())},
+    "numpy": _of("numpy.random", lambda module: {"random state": hash(module.get_state()[1].tobytes())}),
+    "torch": _of("torch", _torch),
+    "hydra": _of("hydra.core.global_hydra", lambda module: {"initialized": module.GlobalHydra.instance().is_initialized()}),
+    "matplotlib": _of("matplotlib", lambda module: dict(dict.items(module.rcParams))),
 }
 """The parts of the process's state that are compared, and how each is read."""
 _told = set[str]()
 """Parts that a test of this module has failed for. What it has left is not told again of the module's fixtures."""
 
 
-class Snapshot(NamedTuple):
-    """The state of the process."""
-
-    states: dict[str, object]
-    """Of every part."""
-    modules: int
-    """The number of imported modules."""
-
-
-def snapshot() -> Snapshot:
-    """The present state of the process."""
-    return Snapshot({name: read() for name, read in TRAITS.items()}, len(sys.modules))
-
-
-def changes(before: Snapshot) -> dict[str, str]:
-    """What has changed since a snapshot, by part."""
+def changes(before: dict[str, State]) -> dict[str, str]:
+    """What has changed since the states of these parts, by part."""
     found = {}
-    for name, old in before.states.items():
+    for name, old in before.items():
+        for thread in _threads() if name == "threads" else ():
+            if f"{thread.name} {thread.ident}" not in old:
+                thread.join(THREAD_SECONDS)
         new = TRAITS[name]()
-        if old is ABSENT or new is ABSENT or new == old:
-            continue
-        if name == "warnings filters" and len(sys.modules) > before.modules:
-            continue  # packages add filters when they are imported, and pytest removes them after the test
         if name == "threads":
-            new = _running(old)
-        if difference := _difference(name, old, new):
-            found[name] = difference
+            new = old | new  # a thread may end
+        differing = [key for key in {**old, **new} if old.get(key) != new.get(key)] if old and new else []
+        if differing:
+            found[name] = ", ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in differing)
     return found
 
 
-def _running(old: dict[threading.Thread, str]) -> dict[threading.Thread, str]:
-    """The old threads and the new ones that do not end by themselves."""
-    for thread in _threads().keys() - old.keys():
-        thread.join(THREAD_SECONDS)
-    return old | _threads()
-
-
-def _difference(name: str, old: object, new: object) -> str:
-    if name.startswith("random state"):
-        return "something was drawn from it, or it was seeded"
-    if name == "threads":
-        return ", ".join(f"{new[thread]} still runs" for thread in new.keys() - old.keys())
-    if isinstance(old, dict) and isinstance(new, dict):
-        states = [(key, _of(old, key), _of(new, key)) for key in {**old, **new}]
-        return ", ".join(f"{_shown(key)} {before} -> {after}" for key, before, after in states if before != after)
-    if isinstance(old, list):
-        return ", ".join([*(f"{entry!r} removed" for entry in old if entry not in new),
-                          *(f"{entry!r} added" for entry in new if entry not in old)]) or "the order is another"
-    return f"{_shown(old)} -> {_shown(new)}"
-
-
-def _of(state: dict, key: object) -> str:
-    return repr(state[key]) if key in state else "unset"
-
-
-def _shown(value: object) -> str:
-    return value.name if isinstance(value, signal.Signals) else str(value)
-
-
 def _guarded(culprit: str, *without: str) -> Iterator[None]:
-    before = snapshot()
-    for name in without:
-        del before.states[name]
+    before = {name: read() for name, read in TRAITS.items() if name not in without}
     yield
     found = {name: difference for name, difference in changes(before).items() if not without or name not in _told}
     _told.update(found)
     if found:
-        pytest.fail("\n".join([f"{culprit} leaves the process changed:", *(f"  {name}: {difference}" for name, difference in
-                                                                           found.items())]), pytrace=False)
+        lines = (f"  {name}: {difference}" for name, difference in found.items())
+        pytest.fail("\n".join([f"{culprit} leaves the process changed:", *lines]), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -184,4 +118,4 @@ def guard_of_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
 def guard_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the last test of a module whose fixtures leave the process changed."""
     _told.clear()
-    yield from _guarded(f"a fixture of {request.node.nodeid}", "threads", "warnings filters")
+    yield from _guarded(f"a fixture of {request.node.nodeid}", "threads")
