@@ -39,7 +39,7 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
         param = place[1] if len(place) == 2 and isinstance(place[1], str) else "body"
         words = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors if each["loc"][:2] == place)
         given = error.body if param == "body" else errors[0]["input"]
-        allowed = "a JSON object" if param == "body" else " or ".join(words)
+        allowed = "a JSON object, as application/json" if param == "body" else " or ".join(words)
         status, message = 400, f"{param}: given {reprlib.repr(given)}; allowed: {allowed}"
     elif isinstance(error, UserError):
         status, message, param = 400, str(error), str(error).partition(":")[0]
@@ -134,15 +134,16 @@ class TextScorer:
         path = Trajectory.start(text[:first])
         if first < len(text):
             path = yield Score(path, text[first:], greedy)
-        self.path, most_likely = path, []
-        for position in range(path.length if self._top else 0):
+        self.path = path
+        if not self._top:
+            return result
+        self.most_likely = []
+        for position in range(path.length):
             # log q of temperature 0 is 0 for the most likely token, and -inf for others.
+            one: Trajectory = path.prefix(position + 1)
             if path.log_q[position] != 0.0:
-                one: Trajectory = yield Draw(path.prefix(position), position + 1, greedy, Key(0))
-            else:
-                one = path.prefix(position + 1)
-            most_likely.append((int(one.tokens[position]), float(one.log_p[position])))
-        self.most_likely = most_likely if self._top else None
+                one = yield Draw(path.prefix(position), position + 1, greedy, Key(0))
+            self.most_likely.append((int(one.tokens[position]), float(one.log_p[position])))
         return result
 
 
