@@ -200,10 +200,15 @@ class Service:
         """The token ids of a prompt. Raises UserError."""
         if isinstance(prompt, str) and not re.fullmatch("[^\ud800-\udfff]+", prompt):
             raise ConfigError("prompt", prompt, "a text of at least one character, without lone surrogates")
-        (read,) = read_prompts.by_id([self._target.encode(prompt, True) if isinstance(prompt, str) else prompt]).values()
-        tokens = read_prompts.token_ids(config, self._target, "00000", read)
+        field = "messages" if isinstance(prompt, list) and isinstance(prompt[0], dict) else "prompt"
+        try:
+            (read,) = read_prompts.by_id([self._target.encode(prompt, True) if isinstance(prompt, str) else prompt]).values()
+            tokens = read_prompts.token_ids(config, self._target, "00000", read)
+        except UserError as error:  # names the argument of Python
+            error.args = (str(error).replace("prompts:", f"{field}:", 1),)
+            raise
         if len(tokens) > self._longest_prompt:
-            raise ConfigError("prompt", f"a prompt of {len(tokens)} tokens", f"at most {self._longest_prompt} "
+            raise ConfigError(field, f"a prompt of {len(tokens)} tokens", f"at most {self._longest_prompt} "
                               "(serve.max_prompt_tokens)")
         return tokens
 

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
@@ -31,6 +31,17 @@ def checkpoint(tmp_path):
 def greedy_texts(config) -> list[str]:
     result = execute(config)
     return [record["text"] for record in read_records(result.folder)]
+
+
+def test_greedy_texts_are_those_of_transformers(make_config):
+    config = make_config("sampler=greedy", "dataset.limit=4", "dataset.max_new_tokens=64")
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    parts, expected = config.model.load("cpu"), []
+    for problem in config.dataset.problems():
+        ids = torch.from_numpy(parts.encode(config.model.prompt(parts.tokenizer, problem.question)))[None]
+        drawn = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64, pad_token_id=0)
+        expected.append(parts.tokenizer.decode(drawn[0, ids.shape[1]:], skip_special_tokens=True))
+    assert sorted(greedy_texts(config)) == sorted(expected)
 
 
 def test_generation_config_has_no_effect_except_for_stop_ids(make_config, checkpoint):
