@@ -309,7 +309,8 @@ def table(command: Command) -> str:
     counted, rates = command.lengths or [Lengths()] * len(jobs), []
     needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
     finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
-    for job, config, label, counted_lengths in zip(jobs, with_lengths(command), point_labels(jobs), counted, strict=True):
+    for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
+        config = _with_lengths(job, counted_lengths)
         speed = _speed(plain(config))
         like = next((run for run in finished if run.speed == speed), None)
         if config.hardware.tokens_per_second is None and like is not None:
@@ -347,12 +348,8 @@ def _used(job: Job, lengths: Lengths) -> dict[str, float]:
     return {name: value for name, field in _ASSUMED.items() if (value := getattr(lengths, name)) and field not in set_fields}
 
 
-def with_lengths(command: Command) -> list[Config]:
-    """The configuration of each job, with the counted lengths as its assumptions."""
-    return list(map(_with_lengths, command.jobs, command.lengths)) or [job.config for job in command.jobs]
-
-
 def _with_lengths(job: Job, lengths: Lengths) -> Config:
+    """The configuration of a job, with the counted lengths as its assumptions."""
     config, used = job.config, _used(job, lengths)
     assumed: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
