@@ -28,12 +28,15 @@ def test_shards_equal_those_of_the_documents_code():
     document = sorted(index for shard in range(8) for index in range(shard, 500, 40))
     assert chosen(range(500), None, range(8), 40) == document
     assert len(document) == 104
+    assert chosen(range(500), 3, range(8), 40) == document[:3]
 
 
 def test_the_selection_is_not_part_of_the_identity(make_config):
     every = make_config("sampler=greedy")
     for choice in (["dataset.ids=[arith-004]"], ["dataset.shards=[1]", "dataset.num_shards=2"], ["dataset.limit=9"]):
-        assert identity_of(make_config("sampler=greedy", *choice)) == identity_of(every)
+        one = make_config("sampler=greedy", *choice)
+        assert identity_of(one) == identity_of(every)
+        assert one.dataset.num_chosen() == len(ids_of(one.dataset)) < 300
 
 
 @pytest.mark.parametrize(("choice", "message"), [

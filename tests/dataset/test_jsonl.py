@@ -98,17 +98,6 @@ def test_the_identity_depends_on_the_problems_and_not_on_file_and_field_names(ma
     assert identity_hash(made([ROW], *ALL[:1], "dataset.answer_field=w", *ALL[2:])) != one
 
 
-def test_subsets(made):
-    rows = [{**ROW, "i": name} for name in "abcdef"]
-    for overrides, ids in (((), "abcdef"), (("dataset.limit=2",), "ab"), (("dataset.ids=[e,b]",), "be"),
-                           (("dataset.shards=[1]", "dataset.num_shards=3"), "be"),
-                           (("dataset.shards=[0,1]", "dataset.num_shards=3", "dataset.limit=3"), "abd")):
-        dataset = made(rows, *ALL, *overrides).dataset
-        assert [problem.id for problem in dataset.problems()] == list(ids)
-        assert dataset.num_chosen() == len(ids)
-        assert dataset.fingerprint() == made(rows, *ALL).dataset.fingerprint()
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ("question,answer\nHow much is 1,000 + 1?,1001\n", "line 2 has another number of values"),
     ("question,answer\nWhat is 1 + 1?\n", "line 2 has another number of values"),

@@ -222,19 +222,19 @@ def test_examples_that_cannot_be_shown_are_refused_with_the_identity(made, overr
         made(*overrides).dataset.fingerprint()
 
 
-def test_examples_that_are_not_shown_are_refused(made, make_config, tmp_path):
-    with refused("dataset.fewshot_path: given 'x.jsonl'; allowed: null with dataset.fewshot=0"):
-        made("dataset.fewshot_path=x.jsonl")
-    hub = ("dataset=hub", "dataset.path=a/b", "dataset.question_field=q", "dataset.answer_field=a")
-    with refused("dataset.fewshot_split: given 'train'; allowed: null with dataset.fewshot=0"):
-        make_config(*hub, "dataset.fewshot_split=train")
-    with refused("dataset.fewshot_split: given 'train'; allowed: null with dataset.fewshot_path"):
-        make_config(*hub, "dataset.fewshot=1", "dataset.fewshot_split=train", "dataset.fewshot_path=x.jsonl")
+HUB = ("dataset=hub", "dataset.path=a/b", "dataset.question_field=q", "dataset.answer_field=a")
 
 
-def test_a_generated_dataset_has_no_file_of_examples(make_config):
-    with refused("dataset.fewshot_path: given 'x'; allowed: null"):
-        make_config("dataset.fewshot=1", "dataset.fewshot_path=x").dataset.prompting()
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["dataset=jsonl", "dataset.path=x", "dataset.fewshot_path=x"],
+     "fewshot_path: given 'x'; allowed: null with dataset.fewshot=0"),
+    ([*HUB, "dataset.fewshot_split=train"], "fewshot_split: given 'train'; allowed: null with dataset.fewshot=0"),
+    ([*HUB, "dataset.fewshot=1", "dataset.fewshot_split=train", "dataset.fewshot_path=x.jsonl"],
+     "fewshot_split: given 'train'; allowed: null with dataset.fewshot_path"),
+    (["dataset.fewshot=1", "dataset.fewshot_path=x"], "fewshot_path: given 'x'; allowed: null")])  # a generated dataset
+def test_examples_that_are_not_shown_are_refused(make_config, overrides, message):
+    with refused(f"dataset.{message}"):
+        make_config(*overrides).dataset.prompting()
 
 
 def test_a_conversation_keeps_its_turns_and_the_prompt_frames_the_last_question(make_config, tmp_path):

@@ -15,17 +15,15 @@ PINNED = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_values_are_read_unchanged(tmp_path):
-    """The datasets library would give each column one type: it would read dates as time stamps, and 2 as 2.0 next to null."""
+    """The datasets library would give each column one type: it would read dates as time stamps, and 2 as 2.0 next to null.
+
+    A line separator of Unicode inside a text ends no line.
+    """
     file = tmp_path / "rows.jsonl"
-    written = [{"a": "2024-01-02", "b": 2, "c": ["x", 1]}, {"a": "2024-01-03", "b": None, "c": {"d": 0.5}}]
-    file.write_text("\ufeff" + json.dumps(written[0]) + "\r\n\n  \n" + json.dumps(written[1]), encoding="utf-8")
+    written = [{"a": "2024-01-02", "b": 2, "c": ["x", 1]}, {"a": "x\u2028y\x85z", "b": None, "c": {"d": 0.5}}]
+    first, second = (json.dumps(row, ensure_ascii=False) for row in written)
+    file.write_text(f"\ufeff{first}\r\n\n  \n{second}", encoding="utf-8")
     assert sources.of_file(str(file), ("a", "b")) == written
-
-
-def test_a_line_separator_inside_a_text_ends_no_line(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"a": "x\u2028y\x85z"}, ensure_ascii=False), encoding="utf-8")
-    assert sources.of_file(str(file), ("a",)) == [{"a": "x\u2028y\x85z"}]
 
 
 def test_gzipped_files_are_read(tmp_path):
@@ -108,7 +106,7 @@ def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
     with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
         sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
     monkeypatch.setattr("dflash_mcmc.process.http.reachable", lambda: False)
-    with refused("some/rows is not in the cache", "cannot be reached"):
+    with refused("some/rows is not in the cache", "hub cannot be reached; allowed: a file, dataset"):
         sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
 
 
@@ -124,8 +122,9 @@ def test_a_benchmark_is_read_from_a_pinned_commit(make_config, hub_of, name):
     config = make_config(*UNGRADED, f"dataset={name}")
     assert re.fullmatch("[0-9a-f]{40}", config.dataset.revision)
     place, subset, split, rows = BENCHMARKS[name]
-    with refused(f"has 0 rows; allowed: the benchmark's {rows}, or any number with dataset.check_rows=false"):
-        config.dataset.problems()
+    for read in (config.dataset.problems, config.dataset.fingerprint):
+        with refused(f"has 0 rows; allowed: the benchmark's {rows}, or any number with dataset.check_rows=false"):
+            read()
     assert calls == [((place, subset), {"revision": config.dataset.revision, "split": split})]
 
 
