@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from dflash_mcmc.config import command
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import hash_of, identity_hash, identity_of, run_folder
-from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, submission, work
@@ -84,18 +82,6 @@ def test_the_rate_follows_what_was_drawn_lately(tmp_path):
     assert submission.recorded(tmp_path).share_seconds == 2.0
 
 
-def test_files_that_are_no_records_are_none(tmp_path):
-    """As one that was moved away to begin anew."""
-    lay(tmp_path, ("a", 0, "correct"))
-    (tmp_path / "records.1.jsonl").rename(tmp_path / "records.old.jsonl")
-    assert submission.num_pending(tmp_path, {("a", 0)}) == 1
-    lay(tmp_path, ("a", 0, "correct"))
-    (tmp_path / "summary.json").write_text("")
-    assert submission.num_pending(tmp_path, {("a", 0)}) == 1
-    (tmp_path / "summary.json").write_text('{"num_samples": 1}')
-    assert submission.num_pending(tmp_path, {("a", 0)}) == 0
-
-
 def test_a_corrupt_record_is_told(tmp_path):
     (tmp_path / "records.jsonl").write_bytes(to_line({"chain": 0}))
     with pytest.raises(UserError, match=r"records\.jsonl: line 1: problem: given nothing; allowed: a value"):
@@ -105,12 +91,6 @@ def test_a_corrupt_record_is_told(tmp_path):
 def test_units_of_a_probe_are_planned(tmp_path):
     (point,) = planned("probe=layer_rank", outputs=tmp_path)
     assert point.num_pending == point.point.num_asked == len(point.job.config.probe.units(point.job.config))
-
-
-def test_no_job_has_nothing_to_draw():
-    jobs = submission._shards((0, 3, 8, 100), Slurm(shards=8))
-    assert Counter(job.point for job in jobs) == {1: 3, 2: 8, 3: 8}
-    assert all(job.shards == Counter(each.point for each in jobs)[job.point] > job.shard for job in jobs)
 
 
 LARGE = """
@@ -147,10 +127,11 @@ def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
     folder = Path(point.point.folder)
     lay(folder, *((*key, "correct") for key in sorted(point.asked)))
     assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
-    (folder / "summary.json").write_text(json.dumps({"num_samples": 3}))
-    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
-    (folder / "summary.json").write_text(json.dumps({"num_samples": 4}))
-    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 0
+    for summary, pending in (("", 1), ('{"num_samples": 3}', 1), ('{"num_samples": 4}', 0)):
+        (folder / "summary.json").write_text(summary)
+        assert planned("condition=ps", outputs=tmp_path)[0].num_pending == pending
+    (folder / "records.1.jsonl").rename(folder / "records.old.jsonl")  # moved away to begin anew
+    assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 4
 
 
 # What jobs run is what was submitted: configurations come back whole, and later edits are without effect.

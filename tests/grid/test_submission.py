@@ -67,12 +67,6 @@ def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     assert (supervisor.folder, supervisor.token, supervisor.point, supervisor.shard) == (str(grid.folder), grid.token, 1, 1)
 
 
-def test_a_grid_of_no_points_is_one_line(slurm_commands, tmp_path, capsys):
-    assert ended("submit", "tracker=none", "seed=range(1,1)") == 2
-    assert capsys.readouterr().err.startswith("error: the sweep: given no point; allowed: at least one value of everything")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_disk_that_is_full_at_submission_is_one_line_and_leaves_nothing(slurm_commands, tmp_path, capsys, monkeypatch):
     def full(source, target, **given):
         raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
@@ -92,10 +86,6 @@ def test_a_killed_supervisor_requeues_its_own_task(job, requeued):
     script = "\n".join(["scontrol() { echo $*; }", "(exit 137)", *submission._again(1)])
     done = subprocess.run(["bash", "-c", script], env=job, capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == (f"requeue {requeued}", 137)
-
-
-def test_no_more_jobs_than_samples(submitted):
-    assert len(submitted("shards=100").jobs) == 8
 
 
 def test_what_slurm_is_asked_for(submitted):
@@ -137,10 +127,18 @@ def test_every_file_of_a_point_is_absolute(make_config, tmp_path):
     assert point["grader"]["model"] == "mine"
 
 
-def test_a_single_job_has_no_array(submitted):
-    grid = submitted("condition=temp")
-    assert [job.id for job in grid.jobs] == ["7"]
-    assert "--array" not in batch_of(grid)
+@pytest.mark.parametrize(("arguments", "jobs", "arrays"), [
+    (["shards=100"], 8, 1), (["condition=temp"], 1, 0),  # no more jobs than samples, and no array of one job
+    (["shards=4"], 8, 3), (["dataset.limit=100", "num_chains=6", "shards=501", "confirm=true"], 1002, 2)])
+def test_the_number_of_jobs_and_of_arrays(submitted, slurm_commands, arguments, jobs, arrays):
+    if arrays == 3:
+        slurm_commands.answer("scontrol-config", "MaxArraySize            = 4\n")
+    grid = submitted(*arguments)
+    assert len(grid.jobs) == jobs
+    assert len(slurm_commands.calls("sbatch")) == max(1, arrays)
+    if not arrays:
+        assert grid.jobs[0].id == "7"
+        assert "--array" not in batch_of(grid)
 
 
 def test_multirun_is_the_same(submitted, tmp_path):
@@ -152,13 +150,6 @@ def test_multirun_is_the_same(submitted, tmp_path):
     assert one.launcher == two.launcher
 
 
-def test_arrays_are_no_larger_than_the_cluster_allows(submitted, slurm_commands):
-    slurm_commands.answer("scontrol-config", "MaxArraySize            = 4\n")
-    grid = submitted("shards=4")
-    assert len(slurm_commands.calls("sbatch")) == 3
-    assert len(grid.jobs) == 8
-
-
 MISTAKES = {
     "point": (["sampler.alpha=-1", "condition=ps"], ["sampler.alpha", "-1.0"]),
     "field": (["shards=0"], ["hydra.launcher.shards", ">= 1"]),
@@ -166,40 +157,32 @@ MISTAKES = {
     "grace": (["hardware.grace_seconds=110"], ["hardware.grace_seconds", "110", "at most 108"]),
     "search": (["sweep=optuna", "condition=blend_ps"], ["hydra/launcher", "search"]),
     "too many": (["dataset.limit=100", "num_chains=20", "shards=1000"], ["2,000 jobs", "at most 1,000", "confirm=true"]),
+    "no points": (["seed=range(1,1)"], ["error: the sweep: given no point; allowed: at least one value of everything"]),
+    "sbatch": (["gpus=64"], ["error: hydra.launcher: given gpus=64 cpus=4 minutes=60; SLURM refuses these jobs: "
+                             "Batch job submission failed: Node configuration is not available\n"]),
+    "sinfo": ([], ["error: hydra/launcher: slurm needs a cluster, and sinfo finds no slurm.conf on this machine (SLURM_CONF, "
+                   "or the folder of SLURM's configuration); allowed: a machine that submits to a cluster, or "
+                   "hydra/launcher=basic, which runs here\n"]),
 }
 
 
-@pytest.mark.parametrize(("arguments", "parts"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_one_line_and_leave_nothing(slurm_commands, tmp_path, capsys, arguments, parts):
+REFUSALS = {
+    "sbatch": "sbatch: error: Batch job submission failed: Node configuration is not available\n",
+    "sinfo": "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsinfo: error: fetch_config: DNS SRV "
+             "lookup failed\nsinfo: fatal: Could not establish a configuration source\n"}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line_and_leave_nothing(slurm_commands, tmp_path, capsys, request, arguments, parts):
+    refused = request.node.callspec.id if request.node.callspec.id in REFUSALS else None
+    if refused:
+        slurm_commands.refuse(refused, REFUSALS[refused])
     assert ended("submit", *POINTS, *arguments) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     for part in parts:
         assert part in told
-    assert slurm_commands.calls("sbatch") == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_more_jobs_are_submitted_when_that_is_confirmed(submitted):
-    assert len(submitted("dataset.limit=100", "num_chains=6", "shards=501", "confirm=true").jobs) == 1002
-
-
-def test_what_slurm_refuses_is_one_line_and_leaves_nothing(slurm_commands, tmp_path, capsys):
-    slurm_commands.refuse("sbatch", "sbatch: error: Batch job submission failed: Node configuration is not available\n")
-    assert ended("submit", *POINTS, "gpus=64") == 2
-    assert capsys.readouterr().err == ("error: hydra.launcher: given gpus=64 cpus=4 minutes=60; SLURM refuses these jobs: "
-                                       "Batch job submission failed: Node configuration is not available\n")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_commands_of_slurm_without_a_cluster(slurm_commands, tmp_path, capsys):
-    slurm_commands.refuse("sinfo", "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsinfo: error: "
-                          "fetch_config: DNS SRV lookup failed\nsinfo: fatal: Could not establish a configuration source\n")
-    assert ended("submit", *POINTS) == 2
-    assert capsys.readouterr().err == (
-        "error: hydra/launcher: slurm needs a cluster, and sinfo finds no slurm.conf on this machine (SLURM_CONF, or the "
-        "folder of SLURM's configuration); allowed: a machine that submits to a cluster, or hydra/launcher=basic, which "
-        "runs here\n")
+    assert refused == "sbatch" or slurm_commands.calls("sbatch") == []
     assert list(tmp_path.iterdir()) == []
 
 

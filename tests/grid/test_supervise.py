@@ -95,19 +95,41 @@ class Job:
         return (self._folder / "starts").read_text().split()
 
 
-def test_a_worker_that_ends_well_ends_the_job(job):
-    assert job.run("sys.exit(0)") == 0
-    assert job.starts == ["1/4"]
-    assert job.events == [("started", ""), ("complete", "")]
-    assert job.slurm.calls("scontrol") == []
+WAITS = f"wait({NOTICES})"
+USR1, USR2, TERM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
+COMPLETE, CANCELLED = ("complete", ""), [("stopped", "SIGTERM: SLURM has ended the job (CANCELLED)")]
+ENDS = {  # signals, state of the job, lines of the worker; exit code, events behind the first "started", calls of scontrol
+    "well": ([], "RUNNING", "sys.exit(0)", 0, [COMPLETE], []),
+    "deaths": ([], "RUNNING", "print('out of memory', file=sys.stderr, flush=True)\n"
+               "os.kill(os.getpid(), signal.SIGKILL) if number < 3 else sys.exit(0)",
+               0, [("died", "SIGKILL: out of memory"), ("died", "SIGKILL: out of memory | out of memory"), COMPLETE], []),
+    "a signal to the worker alone": ([], "RUNNING", "sys.exit(143) if number == 1 else sys.exit(0)", 0,
+                                     [("died", "exit code 143: no output"), COMPLETE], []),
+    "a mistake of the user's": ([], "RUNNING", "print('error: dataset.path: given nothing', file=sys.stderr)\nsys.exit(2)", 2,
+                                [("failed", "dataset.path: given nothing")], []),
+    "a notice": ([USR1], "RUNNING", WAITS, 143, [("requeued", "SIGUSR1")], ["requeue 7"]),
+    "another notice": ([USR2], "RUNNING", WAITS, 143, [("requeued", "SIGUSR2")], ["requeue 7"]),
+    "done at the notice": ([USR1], "RUNNING", "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+                           "(here / 'ready').touch()\ntime.sleep(60)", 0, [COMPLETE], []),
+    "preempted": ([TERM], "RUNNING", WAITS, 143, [("requeued", "SIGTERM")], ["show job 7", "requeue 7"]),
+    "cancelled": ([TERM], "CANCELLED", WAITS, 143, CANCELLED, ["show job 7"]),
+    "cancelled within the grace": ([USR1, TERM], "CANCELLED", WAITS, 143, CANCELLED, ["show job 7"]),
+}
 
 
-def test_a_worker_that_dies_is_started_again_with_the_reason_recorded(job):
-    assert job.run("print('out of memory', file=sys.stderr, flush=True)\n"
-                   "os.kill(os.getpid(), signal.SIGKILL) if number < 3 else sys.exit(0)") == 0
-    assert job.starts == ["1/4"] * 3
-    assert [event for event, _ in job.events] == ["started", "died", "died", "complete"]
-    assert job.events[1][1] == "SIGKILL: out of memory"
+@pytest.mark.parametrize(("signals", "state", "lines", "code", "events", "asked"), ENDS.values(), ids=ENDS)
+def test_how_a_worker_ends(job, signals, state, lines, code, events, asked):
+    job.slurm.answer("scontrol-job", f"JobId=7 JobState={state} Reason=None\n")
+    if signals:
+        job.when_ready(*signals)
+    assert job.run(lines) == code
+    assert [event for event in job.events if event[0] != "started"] == events
+    assert job.starts == ["1/4"] * (1 + sum(event == "died" for event, _ in events))
+    calls = job.slurm.calls("scontrol")
+    assert {*calls} == {f"scontrol {call}" for call in asked}
+    assert calls.count("scontrol requeue 7") == asked.count("requeue 7")
+    if events[-1][0] == "requeued":  # told again where it is slow to end
+        assert set((job._folder / "heard").read_text().split()) == {signals[0].name}
 
 
 def test_restarts_are_bounded(job, capfd):
@@ -137,7 +159,7 @@ def test_a_note_that_cannot_be_written_keeps_no_job_from_its_requeue(job, monkey
     job.grid = job._make_grid()
     monkeypatch.setattr(Grid, "note", full)
     job.when_ready(signal.SIGUSR1)
-    assert job.run(f"wait({NOTICES})") == 143
+    assert job.run(WAITS) == 143
     assert job.slurm.calls("scontrol") == ["scontrol requeue 7"]
     assert "this could not be noted: jobs/0000-1.jsonl: cannot be written" in capfd.readouterr().err
 
@@ -159,28 +181,6 @@ def test_the_requeue_does_not_end_of_the_signal_that_it_causes(slurm_commands, t
         cluster.ask("scontrol", "requeue", "7")
 
 
-def test_a_mistake_of_the_users_is_never_retried(job):
-    assert job.run("print('error: dataset.path: given nothing', file=sys.stderr)\nsys.exit(2)") == 2
-    assert job.starts == ["1/4"]
-    assert job.events[-1] == ("failed", "dataset.path: given nothing")
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_notice_reaches_the_worker_and_requeues_the_job(job, number):
-    job.when_ready(number)
-    assert job.run(f"wait({NOTICES})") == 143
-    assert set((job._folder / "heard").read_text().split()) == {number.name}  # told again where it is slow to end
-    assert job.events[-1] == ("requeued", number.name)
-    assert job.slurm.calls("scontrol") == ["scontrol requeue 7"]
-
-
-def test_a_worker_that_is_done_at_the_notice_needs_no_requeue(job):
-    job.when_ready(signal.SIGUSR1)
-    assert job.run("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n(here / 'ready').touch()\ntime.sleep(60)") == 0
-    assert job.events[-1] == ("complete", "")
-    assert job.slurm.calls("scontrol") == []
-
-
 @pytest.mark.slow
 def test_a_worker_that_does_not_heed_is_killed_within_the_grace(job):
     job.when_ready(signal.SIGUSR1)
@@ -193,46 +193,19 @@ def test_a_worker_that_does_not_heed_is_killed_within_the_grace(job):
 def test_requeues_are_bounded(job):
     for _ in range(2):
         job.when_ready(signal.SIGUSR1)
-        assert job.run(f"wait({NOTICES})", "max_requeues=2") == 143
+        assert job.run(WAITS, "max_requeues=2") == 143
     job.when_ready(signal.SIGUSR1)
-    assert job.run(f"wait({NOTICES})") == 1
+    assert job.run(WAITS) == 1
     assert len(job.slurm.calls("scontrol")) == 2
     assert "requeued 2 times before: max_requeues=2" in job.events[-1][1]
-
-
-def test_cancelling_requeues_nothing(job):
-    job.slurm.answer("scontrol-job", "JobId=7 JobState=CANCELLED Reason=None\n")
-    job.when_ready(signal.SIGTERM)
-    assert job.run(f"wait({NOTICES})") == 143
-    assert [event for event, _ in job.events] == ["started", "stopped"]
-    assert job.slurm.calls("scontrol") == ["scontrol show job 7"]
-
-
-def test_cancelling_within_the_grace_requeues_nothing(job):
-    job.slurm.answer("scontrol-job", "JobId=7 JobState=CANCELLED Reason=None\n")
-    job.when_ready(signal.SIGUSR1, signal.SIGTERM)
-    assert job.run(f"wait({NOTICES})") == 143
-    assert [event for event, _ in job.events] == ["started", "stopped"]
-    assert "scontrol requeue 7" not in job.slurm.calls("scontrol")
-
-
-def test_sigterm_to_a_job_that_slurm_lets_run_is_a_preemption(job):
-    job.when_ready(signal.SIGTERM)
-    assert job.run(f"wait({NOTICES})") == 143
-    assert job.events[-1] == ("requeued", "SIGTERM")
 
 
 def test_a_requeue_that_slurm_refuses_is_told(job):
     job.slurm.refuse("scontrol-requeue", "slurm_requeue error: Job is not allowed\n")
     job.when_ready(signal.SIGUSR1)
-    assert job.run(f"wait({NOTICES})") == 1
+    assert job.run(WAITS) == 1
     assert job.events[-1] == ("failed", "stopped by SIGUSR1, and SLURM does not requeue it: scontrol: slurm_requeue error: "
                                         "Job is not allowed")
-
-
-def test_a_signal_to_the_worker_alone_is_a_death(job):
-    assert job.run("sys.exit(143) if number == 1 else sys.exit(0)") == 0
-    assert [event for event, _ in job.events] == ["started", "died", "complete"]
 
 
 @pytest.mark.parametrize("spoil", ["gone", "another"])
