@@ -100,26 +100,19 @@ def _cuts(chosen: random.Random, count: int) -> list[Damage]:
 
 def _fields() -> list[Damage]:
     """Each field with each other value, and without it, in a line with a right checksum."""
-    def put(name: str, value: object) -> Callable[[bytes], bytes]:
-        def change(content: bytes) -> bytes:
-            first, second, *rest = content.split(b"\n")
-            record = {key: old for key, old in json.loads(second).items() if key != CHECKSUM} | {name: value}
-            return b"\n".join([first, to_line(record)[:-1], *rest])
-        return change
-
-    def drop(name: str) -> Callable[[bytes], bytes]:
+    def put(name: str, **value: object) -> Callable[[bytes], bytes]:
         def change(content: bytes) -> bytes:
             first, second, *rest = content.split(b"\n")
             left = {key: old for key, old in json.loads(second).items() if key not in (CHECKSUM, name)}
-            return b"\n".join([first, to_line(left)[:-1], *rest])
+            return b"\n".join([first, to_line({**left, **value})[:-1], *rest])
         return change
     names = [*ALLOWED, "chain", "verdict", "num_tokens", "proposals", "accepted", "moved", "abandoned", "tokens_drawn",
              "target_forwards", "token_forwards", "tokens_skipped", "blocks_drafted", "tokens_drafted", "tokens_kept"]
     optional = ("tokens", "trace")
-    made = [Damage(f"{name} = {value!r:.20}", _changed(put(name, value)),
+    made = [Damage(f"{name} = {value!r:.20}", _changed(put(name, **{name: value})),
                    not any(type(value) is type(good) and value == good for good in ALLOWED.get(name, ())))
             for name in names for value in OTHERS]
-    return [*made, *(Damage(f"no {name}", _changed(drop(name)), name not in optional) for name in names)]
+    return [*made, *(Damage(f"no {name}", _changed(put(name)), name not in optional) for name in names)]
 
 
 def _lines() -> list[Damage]:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OTHERS = (None, "x", -1, 1.5, True, [], {}, 10**40)
-"""Values to put into every field."""
+from tests.store.damage import OTHERS
+
 _SIGNALS = dict.fromkeys((
     "kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "draft_entropy", "draft_surprisal",
     "top1_disagreement", "target_entropy", "target_surprisal", "least_confidence"), 0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -162,6 +163,18 @@ def test_a_temporary_file_has_a_new_name_and_follows_no_link(tmp_path, monkeypat
     with pytest.raises(UserError, match="File exists"):
         write_atomically(tmp_path / "file", "other")
     assert (aim.read_text(), (tmp_path / "file").read_text()) == ("kept", "content")
+
+
+def test_a_file_that_cannot_be_replaced_keeps_its_content_and_leaves_no_other(tmp_path, monkeypatch):
+    def full(source, aim):
+        assert Path(source).read_text() == "2"
+        raise OSError(errno.ENOSPC, "disk full")
+
+    write_atomically(tmp_path / "x.json", "1")
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match="disk full"):
+        write_atomically(tmp_path / "x.json", "2")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.json", "1")]
 
 
 def test_records_of_another_run_are_refused_with_file_and_line(whole):

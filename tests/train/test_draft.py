@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.train import draft, responses
 from dflash_mcmc.train.blocks import speculated
 from dflash_mcmc.train.recipe import compose, identity_of
@@ -116,15 +115,13 @@ def test_open_fields_of_the_shape_are_the_targets(plan, family):
     (["shape.num_features=1"], "shape.mask_token_id: given None; allowed: an id"),
 ])
 def test_a_shape_that_does_not_fit_the_target_is_an_error_of_one_line(plan, overrides, message):
-    with pytest.raises(UserError) as caught:
+    with refused(message):
         draft.shape_of(plan(*overrides), LanguageModel(random_model()))
-    assert message in str(caught.value)
 
 
 def test_too_long_responses_are_an_error_before_sampling(plan):
-    with pytest.raises(UserError) as caught:
+    with refused(start="responses.max_new_tokens: given 1024; allowed: at most"):
         draft.train(plan("responses.max_new_tokens=1024"))
-    assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)
 
 
 def test_an_empty_prompt_is_an_error_before_sampling(plan, tmp_path):

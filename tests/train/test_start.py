@@ -72,9 +72,9 @@ def test_trainings_that_differ_in_other_things_share_their_responses(plan):
         assert responses_folder(plan(*other)) != base, other
 
 
-def one_step(folder, gradients: Callable[[int], float]) -> draft.TrainingLoop:
-    return draft.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, rate=lambda step: 0.1,
-                             gradients=gradients, evaluate=dict, describe=str)
+def one_step(folder, gradients: Callable[[int], float] = lambda step: 0.0, **figures: float) -> draft.TrainingLoop:
+    return draft.TrainingLoop(name="one step", folder=folder, steps=1, evaluate_every=1, rate=lambda step: 0.1,
+                             gradients=gradients, evaluate=lambda: figures, describe=str)
 
 
 @pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 0.0), (1.0, math.inf)])
@@ -96,7 +96,7 @@ def test_a_step_that_is_not_finite_ends_the_training_and_changes_nothing(loss, g
 def test_a_second_training_in_the_folder_is_refused(tmp_path, random_weights):
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(module.parameters())
-    training = one_step(tmp_path, lambda step: 0.0)
+    training = one_step(tmp_path)
     with subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path / "lock")], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -139,8 +139,6 @@ def test_the_record_states_the_tau_of_temperature_0_alone(plan, tmp_path, figure
 def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_weights):
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(module.parameters())
-    training = draft.TrainingLoop(
-        name="finished", folder=tmp_path, steps=1, evaluate_every=1, rate=lambda step: 0.1,
-        gradients=lambda step: 0.0, evaluate=lambda: {"tau_0": 2.5}, describe=str)
+    training = one_step(tmp_path, tau_0=2.5)
     assert draft.run(training, module, optimizer)["tau_0"] == draft.run(training, module, optimizer)["tau_0"] == 2.5
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
