@@ -229,7 +229,7 @@ def test_a_blend_becomes_a_model_class_of_its_families(make_config):
     settings = starting.settings(config.engine, config, target, 500, 8)
     assert settings.arguments()["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
     assert settings.arguments()["additional_config"][CONFIG]["blend"] == {
-        "name": "layer", "beta": config.blend.beta, "layer": -2, "layers": None, "norm": "none", "direction": "layer"}
+        "name": "layer", "beta": config.blend.beta, "layer": -2, "norm": "none", "direction": "layer"}
     target.config.architectures = ["GPT2LMHeadModel"]
     with pytest.raises(UserError, match=r"model.path: given 'GPT2LMHeadModel'; allowed: a checkpoint of LlamaForCausalLM"):
         starting.settings(config.engine, config, target, 500, 8)
