@@ -69,12 +69,16 @@ def test_running_jobs_and_their_rate(grid, slurm_commands):
 def test_failed_jobs_are_told_with_their_reason(grid, slurm_commands):
     grid.note(grid.jobs[0], "started")
     grid.note(grid.jobs[0], "failed", "dataset.path: given nothing")
+    log = grid.log_file(grid.jobs[0])
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("a traceback")
     slurm_commands.answer("sacct", "7_0|FAILED|2:0|n1\n7_1|OUT_OF_MEMORY|0:125|n2\n7_2|CANCELLED by 0|0:0|n1\n"
                                    "7_3|COMPLETED|0:0|n2\n")
     shown = __main__.table(grid)
     assert [row[4] for row in rows(shown)] == ["1 failed, 1 out_of_memory", "1 cancelled, 1 completed"]
+    assert shown.splitlines()[0].endswith(f"; logs: {grid.folder / 'logs'}")
     first, second, missing = lines(shown)
-    assert first == "job 7_0 (seed=0, shard 1 of 2): failed 2:0 on n1: failed: dataset.path: given nothing"
+    assert first == f"job 7_0 (seed=0, shard 1 of 2): failed 2:0 on n1: failed: dataset.path: given nothing; log: {log}"
     assert second == (f"job 7_1 (seed=0, shard 2 of 2): out_of_memory 0:125 on n2: it has noted no event; check that its "
                       f"node can read {grid.folder}")
     assert missing.startswith("1 samples have no job: python -m dflash_mcmc.grid resume")
@@ -104,17 +108,6 @@ def test_folders_of_grids_are_no_runs(grid):
 
     found = run_folders([grid.folder.parents[1]])
     assert sorted(run.folder.name for run in found) == ["seed=0", "seed=1"]
-
-
-def test_the_log_of_a_failed_job_is_named(grid, slurm_commands):
-    grid.log_file(grid.jobs[0]).parent.mkdir(exist_ok=True)
-    grid.log_file(grid.jobs[0]).write_text("a traceback")
-    slurm_commands.answer("sacct", "7_0|FAILED|2:0|n1\n7_1|FAILED|2:0|n1\n7_2|COMPLETED|0:0|n1\n7_3|COMPLETED|0:0|n2\n")
-    shown = __main__.table(grid)
-    first, second, *_ = lines(shown)
-    assert first.endswith(f"; log: {grid.log_file(grid.jobs[0])}")
-    assert "log:" not in second
-    assert shown.splitlines()[0].endswith(f"; logs: {grid.folder / 'logs'}")
 
 
 def test_a_complete_grid_names_the_report(grid, no_slurm):

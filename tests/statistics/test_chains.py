@@ -14,6 +14,7 @@ from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
 from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import agreement, compare
+from dflash_mcmc.statistics.rules import PowerVote
 from dflash_mcmc.statistics.summaries import summarise
 from tests.statistics.test_summaries import record as summed
 
@@ -200,17 +201,19 @@ def test_a_combined_record_works_like_a_sample():
     assert [(row["correct"], row["verdict"]) for row in by_log_p] == [(0.75, "tied"), (0.5, "tied"), (0.0, "no_answer")]
 
 
-@pytest.mark.parametrize("by", ["majority", "log_p"])
+@pytest.mark.parametrize("by", ["majority", "log_p", PowerVote(alpha=2.0)], ids=str)
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(by, number):
     given = several()
     for place, record in enumerate(given):
-        record.update(log_p=-float(place * 7 % 5), seconds=float(place * 5 % 3))  # some values are equal
+        log_p = -float(place * 7 % 5)  # some values are equal
+        record.update(log_p=log_p, log_q=log_p, proposals=0, seconds=float(place * 5 % 3))
     given[5].update(verdict="not_drawn", answer=None)
     for found in aggregated(given, by, chains=number):
         own = [record for record in given if record["problem"] == found["problem"]]
         subsets = [aggregated(list(subset), by)[0] for subset in itertools.combinations(own, number)]
-        for name in ("correct", "token_forwards", "seconds"):
+        more = ("effective", "dominated") if isinstance(by, PowerVote) else ()
+        for name in ("correct", "token_forwards", "seconds", *more):
             assert found[name] == pytest.approx(np.mean([subset[name] for subset in subsets]))
         assert found["num_chains"] == number
 

@@ -115,16 +115,6 @@ def test_the_expected_result_is_the_mean_over_all_orders(confidence, most):
         assert (found.correct, sum(found.used)) == (pytest.approx(correct, abs=1e-9), pytest.approx(used))
 
 
-def test_a_clear_leader_ends_the_vote_and_only_its_chains_are_paid():
-    """Four votes of one answer: P = 1 - 2^-5 = 0.97; three give 0.94."""
-    rule, of_four = AdaptiveVote(confidence=0.95), draws_of("a", *[("1", -1.0)] * 8, token_forwards=10.0, seconds=2.0)
-    vote, = aggregated(of_four, rule)
-    assert (vote["correct"], vote["num_chains"], vote["token_forwards"], vote["seconds"]) == (1.0, 4.0, 40.0, 8.0)
-    never = AdaptiveVote(confidence=0.999999)
-    vote, = aggregated(of_four, never)
-    assert (vote["num_chains"], vote["token_forwards"]) == (8.0, 80.0)
-
-
 def test_an_adaptive_vote_costs_the_chains_that_each_order_draws():
     """Two equal answers end it (P = 1 - 2^-3), so that the chain of another answer is drawn in some orders only."""
     costs, rule = [30.0, 50.0, 1000.0], AdaptiveVote(confidence=0.8)
@@ -183,21 +173,6 @@ def test_a_likely_chain_outvotes_two_unlikely_ones():
     assert majority(draws_of("a", ("1", -1.0), ("2", -2.0), ("2 ", -3.0)))[0]["correct"] == 0.0
 
 
-def test_ties_and_silent_problems_are_as_in_the_majority_vote():
-    """Equal log p gives equal weights."""
-    given = [*draws_of("tied", ("1", -1.0), ("2", -1.0), (None, -1.0)), *draws_of("silent", (None, -1.0), (None, -1.0)),
-             *draws_of("one", ("1", -5.0), (None, 0.0))]
-    found = {row["problem"]: row for row in weighted(given, POWER)}
-    for row in majority(given):
-        own = found[row["problem"]]
-        assert {key: own[key] for key in ("answer", "winners", "tied", "answered", "chains", "correct")} == {
-            key: row[key] for key in ("answer", "winners", "tied", "answered", "chains", "correct")}
-    assert [row["effective"] for row in found.values()] == pytest.approx([2.0, 0.0, 1.0])
-    assert [row["dominated"] for row in found.values()] == [0.0, 0.0, 0.0]  # a single vote dominates nothing
-    assert [row["verdict"] for row in aggregated(given, POWER)] == [
-        "tied", "no_answer", "correct"]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_weights_are_the_majority_vote(seed):
     """Importance weights for p itself, with draws from p."""
@@ -208,17 +183,6 @@ def test_equal_weights_are_the_majority_vote(seed):
         assert own["effective"] == pytest.approx(row["answered"])
     for own, row in zip(weighted_curve(records, rule), majority_curve(records), strict=True):
         assert own == {key: value if value is None else pytest.approx(value, abs=1e-9) for key, value in row.items()}
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(number):
-    records = random_draws(7, 3, 5)
-    for found in aggregated(records, POWER, chains=number):
-        own = [row for row in records if row["problem"] == found["problem"]]
-        subsets = [weighted(list(subset), POWER)[0] for subset in itertools.combinations(own, number)]
-        for name in ("correct", "effective", "dominated"):
-            assert found[name] == pytest.approx(np.mean([subset[name] for subset in subsets]))
-        assert found["token_forwards"] == 50 * number
 
 
 def test_many_chains_are_sampled_and_not_all_ways_are_used():

@@ -187,15 +187,6 @@ def test_wilson_equals_statsmodels():
             assert accuracy(records([1] * correct + [0] * (total - correct))) == share
 
 
-def test_several_chains_of_a_problem_are_not_independent():
-    """Ten problems with equal chains: the interval is that of ten samples, not of a hundred."""
-    given = records([10, 0] * 5, chains=10)
-    share = accuracy(given)
-    assert (share.value, share.n) == (0.5, 100)
-    assert share.high - share.low > 0.5
-    assert share == accuracy(list(reversed(given)))
-
-
 @pytest.mark.parametrize(("correct", "low", "high"), [(2, 0.722, 1.0), (0, 0.0, 0.278), (1, 0.237, 0.763)])
 def test_equal_problems_still_have_an_interval(correct, low, high):
     share = accuracy(records([correct] * 10, chains=2))

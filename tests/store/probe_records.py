@@ -77,7 +77,7 @@ def _changed(record: dict, steps: tuple, old: Any, others: tuple) -> Iterator[tu
         changed = _with(record, outer, last, None)
         del _at(changed, outer)[last]
         yield "absent", changed, None if " " in last or {last, ".".join(map(str, steps[-2:]))} & OPTIONAL else True
-    if isinstance(old, list) and len(old) > 1:
+    if isinstance(old, list) and old:
         yield "shorter", _with(record, outer, last, old[:-1]), None
 
 

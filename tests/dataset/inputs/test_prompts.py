@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shutil
@@ -263,14 +262,6 @@ def test_tools_reach_the_template_and_a_template_without_tools_is_refused(make_c
         tiny.render(tiny.tokenizer(), asked)
     with refused("model.chat: given False for a conversation with tools"):
         asked.as_text()
-
-
-def test_a_template_that_refuses_a_role_is_an_error_of_one_line(make_config):
-    model = make_config().model
-    tokenizer = copy.deepcopy(model.tokenizer())
-    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    with refused("refuses the conversation of system, user: TemplateError: no system role"):
-        model.render(tokenizer, Conversation.of("U")._replace(system="S"))
 
 
 def test_values_that_are_no_tools_are_refused():
