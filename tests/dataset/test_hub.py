@@ -72,10 +72,7 @@ def test_a_folder_that_save_to_disk_wrote_with_conversations_and_tools(make_conf
         make_config("dataset=hub", f"dataset.path={tmp_path}/saved", "dataset.split=train").dataset.problems()
 
 
-def test_a_folder_of_one_file_says_which_split_it_is(make_config, tmp_path, monkeypatch):
-    import datasets.config
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_a_folder_of_one_file_says_which_split_it_is(make_config, folder, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/q.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     with refused("dataset.split: given 'test'; allowed: dataset.split=train"):

@@ -138,9 +138,14 @@ def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
 def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypatch):
+    """A job starts in another folder. `grader.model` is a name of an endpoint, even where a folder has it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.jsonl").write_text(TASK)
-    config = make_config("paths.outputs=out", "dataset=jsonl", "dataset.path=tasks.jsonl", "sampler=greedy", "tracker=wandb")
+    for name, text in (("tasks.jsonl", TASK), ("shots.jsonl", TASK.replace("1 + 1", "3 + 3")), ("prompt.txt", "{question}")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "mine").mkdir()
+    config = make_config("paths.outputs=out", "dataset=jsonl", "dataset.path=tasks.jsonl", "sampler=greedy", "tracker=wandb",
+                         "dataset.prompt_file=prompt.txt", "dataset.fewshot=1", "dataset.fewshot_path=shots.jsonl",
+                         "grader=judge", "grader.url=http://127.0.0.1:9/v1", "grader.model=mine")
     snapshot.write_point(tmp_path / "point.yaml", config, tmp_path / "code")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "code").mkdir()
@@ -148,7 +153,9 @@ def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "elsewhere")
     back = snapshot.read_point(tmp_path / "point.yaml")
     assert back.paths.outputs == back.tracker.folder == str(tmp_path / "out")
-    assert back.dataset.path == str(tmp_path / "tasks.jsonl")
+    for field, name in (("path", "tasks.jsonl"), ("fewshot_path", "shots.jsonl"), ("prompt_file", "prompt.txt")):
+        assert getattr(back.dataset, field) == str(tmp_path / name)
+    assert back.grader.model == "mine"
     assert back.model.path.startswith(str(tmp_path / "code"))
     monkeypatch.chdir(tmp_path)
     digest = identity_hash(config)

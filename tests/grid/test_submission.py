@@ -112,21 +112,6 @@ def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
     assert found_in(tmp_path) == []
 
 
-def test_every_file_of_a_point_is_absolute(make_config, tmp_path):
-    """A job starts in another folder. `grader.model` is a name of an endpoint, even where a folder has it."""
-    for name in ("prompt.txt", "shots.jsonl"):
-        (tmp_path / name).write_text("{question}")
-    (tmp_path / "mine").mkdir()
-    config = make_config("sampler=greedy", "dataset.prompt_file=prompt.txt", "dataset.fewshot=1",
-                         "dataset.fewshot_path=shots.jsonl", "grader=judge", "grader.url=http://127.0.0.1:9/v1",
-                         "grader.model=mine")
-    snapshot.write_point(tmp_path / "point.yaml", config, tmp_path / "code")
-    point = yaml.safe_load((tmp_path / "point.yaml").read_text())
-    assert (point["dataset"]["prompt_file"], point["dataset"]["fewshot_path"]) == (
-        str(tmp_path / "prompt.txt"), str(tmp_path / "shots.jsonl"))
-    assert point["grader"]["model"] == "mine"
-
-
 @pytest.mark.parametrize(("arguments", "jobs", "arrays"), [
     (["shards=100"], 8, 1), (["condition=temp"], 1, 0),  # no more jobs than samples, and no array of one job
     (["shards=4"], 8, 3), (["dataset.limit=100", "num_chains=6", "shards=501", "confirm=true"], 1002, 2)])

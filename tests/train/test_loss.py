@@ -95,22 +95,16 @@ def test_target_is_not_trained(target, draft):
 
 # Anchors are before another token, differ between epochs, and are a function of seed and step.
 
-def test_an_anchor_is_before_another_token_of_the_response():
-    response = Response(np.arange(10, dtype=np.int32), prompt_length=4)
-    assert list(possible_anchors(response, prompt_end=False)) == [4, 5, 6, 7, 8]
-    assert list(possible_anchors(response, prompt_end=True)) == [3, 4, 5, 6, 7, 8]
-    assert not possible_anchors(Response(np.arange(5, dtype=np.int32), 4), prompt_end=False)
 
-
-@pytest.mark.parametrize("prompt_end", [False, True])
-def test_anchors_are_different_and_uniform(prompt_end):
+@pytest.mark.parametrize(("prompt_end", "possible"), [(False, [4, 5, 6, 7, 8]), (True, [3, 4, 5, 6, 7, 8])])
+def test_anchors_are_before_another_token_different_and_uniform(prompt_end, possible):
     response = Response(np.arange(10, dtype=np.int32), prompt_length=4)
     drawn = [draw_anchors(response, 2, prompt_end, Key(n)) for n in range(600)]
-    possible = possible_anchors(response, prompt_end)
     assert all(len(set(anchors)) == 2 and set(anchors) <= set(possible) for anchors in drawn)
-    counts = np.bincount(np.concatenate(drawn), minlength=10)[list(possible)]
+    counts = np.bincount(np.concatenate(drawn), minlength=10)[possible]
     assert counts.min() > 0.8 * counts.mean()
-    assert list(draw_anchors(response, 99, prompt_end, Key(0))) == list(possible)
+    assert list(draw_anchors(response, 99, prompt_end, Key(0))) == list(possible_anchors(response, prompt_end)) == possible
+    assert not possible_anchors(Response(np.arange(5, dtype=np.int32), 4), prompt_end=False)
 
 
 def batches_of(epochs: Epochs, steps: range) -> list[tuple]:
