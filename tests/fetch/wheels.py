@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, TokenType
@@ -52,44 +53,31 @@ def write_model(path: Path, eos: int = 2, factors: np.ndarray | None = None,
     """A random Llama of two layers in float32, with factors of its rotation, or fields of a scaling."""
     tokens, numbers = vocabulary(), np.random.default_rng(0)
     writer = GGUFWriter(path, "llama")
-    writer.add_block_count(_LAYERS)
-    writer.add_context_length(64)
-    writer.add_embedding_length(_WIDTH)
-    writer.add_feed_forward_length(_FEED)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(_WIDTH // _HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * len(_SPECIAL) + [TokenType.NORMAL] * (len(tokens) - len(_SPECIAL)))
-    writer.add_token_merges(["Ġ Ġ"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(eos)
+    fields: dict[str, Any] = {
+        "block_count": _LAYERS, "context_length": 64, "embedding_length": _WIDTH, "feed_forward_length": _FEED,
+        "head_count": _HEADS, "head_count_kv": _HEADS, "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10_000.0,
+        "rope_dimension_count": _WIDTH // _HEADS, "vocab_size": len(tokens), "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm", "token_list": tokens, "token_merges": ["Ġ Ġ"],
+        "token_types": [TokenType.CONTROL] * len(_SPECIAL) + [TokenType.NORMAL] * (len(tokens) - len(_SPECIAL)),
+        "bos_token_id": 1, "eos_token_id": eos, "unk_token_id": 0, "pad_token_id": 2, "chat_template": _TEMPLATE}
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
     for name, value in (scaling or {}).items():
         writer.add_string(f"llama.rope.scaling.{name}", value)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template(_TEMPLATE)
 
     def add(name: str, *shape: int) -> None:
         writer.add_tensor(name, numbers.normal(size=shape).astype(np.float32))
 
     add("token_embd.weight", len(tokens), _WIDTH)
     add("output_norm.weight", _WIDTH)
+    shapes = {**dict.fromkeys(("attn_norm", "ffn_norm"), (_WIDTH,)), "ffn_down": (_WIDTH, _FEED),
+              **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (_WIDTH, _WIDTH)),
+              **dict.fromkeys(("ffn_gate", "ffn_up"), (_FEED, _WIDTH))}
     for layer in range(_LAYERS):
-        for name in ("attn_norm", "ffn_norm"):
-            add(f"blk.{layer}.{name}.weight", _WIDTH)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{layer}.{name}.weight", _WIDTH, _WIDTH)
-        for name in ("ffn_gate", "ffn_up"):
-            add(f"blk.{layer}.{name}.weight", _FEED, _WIDTH)
-        add(f"blk.{layer}.ffn_down.weight", _WIDTH, _FEED)
+        for name, shape in shapes.items():
+            add(f"blk.{layer}.{name}.weight", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+from math import comb
 
 import psutil
 import pytest
@@ -13,10 +14,15 @@ import pytest
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
+from dflash_mcmc.grading.code import pool as programs
+from dflash_mcmc.grading.code.pool import ProgramPool
 from dflash_mcmc.grading.code.programs import CodeTask
-from dflash_mcmc.grading.code.sandbox import WALLS
+from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox
 from dflash_mcmc.grading.verdicts import VERDICTS
+from dflash_mcmc.statistics.chains import pass_curve
+from dflash_mcmc.store.reading import read_records
 from tests.grading.golds import gold_of
+from tests.runs import execute
 
 ADD = CodeTask('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")
 PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=available")
@@ -24,8 +30,6 @@ PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=availabl
 
 @pytest.fixture(scope="module")
 def pool():
-    from dflash_mcmc.grading.code.pool import ProgramPool
-
     started = ProgramPool(timeout_seconds=10, memory_gib=1, num_workers=2, all_walls=False)
     for tag in range(2):  # the pool starts a thread with each program until it has all of them
         started.submit(tag, "def add(a, b):\n    return a + b\n", gold_of(ADD))
@@ -77,12 +81,6 @@ def test_programs_of_mbpp(pool):
         name for name, (_, _, rule) in TESTED.items() if rule == "tests"}
 
 
-def test_a_missing_definition_has_its_own_rule(pool):
-    task = CodeTask("if True:\n", "def check(candidate):\n    assert candidate(4) == 2\n", "root")
-    missing, other = grades(pool, [("    square = 2\n", task), ("    print(nothing)\n", task)])
-    assert (missing.rule, other.rule) == ("missing_definition", "raised")
-
-
 def test_no_process_is_left(pool):
     forks = "    import os\n    for _ in range(20): os.fork()\n    return 3\n"
     stays = "    import os, time\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(60)\n    return a + b\n"
@@ -96,8 +94,6 @@ def test_no_process_is_left(pool):
 
 
 def test_a_program_cannot_use_up_the_process_limit_of_another():
-    from dflash_mcmc.grading.code.pool import ProgramPool
-
     patient = ProgramPool(timeout_seconds=30, memory_gib=1, num_workers=2, all_walls=False)
     takes_all = ("    import os, time\n    try:\n        while os.fork(): pass\n    except OSError:\n        time.sleep(2)\n"
                  "        return a + b\n    time.sleep(60)\n")
@@ -107,8 +103,6 @@ def test_a_program_cannot_use_up_the_process_limit_of_another():
 
 
 def test_a_launcher_that_is_killed_from_outside_is_started_again(pool, monkeypatch):
-    from dflash_mcmc.grading.code.sandbox import Ended, Sandbox
-
     lost = [Ended(False, "lost", "SIGKILL")] * 5
     monkeypatch.setattr(Sandbox, "run", lambda *given: lost.pop() if lost else Ended(True, "tests"))
     first, second = (grades(pool, [("    return a + b", ADD)])[0] for _ in range(2))
@@ -127,9 +121,7 @@ def test_a_gold_answer_without_tests_is_rejected(pool):
 
 
 def test_missing_walls_are_an_error_if_they_are_required(monkeypatch, make_config):
-    from dflash_mcmc.grading.code import pool
-
-    monkeypatch.setattr(pool, "find_sandbox", lambda: (None, ("user", "limits")))
+    monkeypatch.setattr(programs, "find_sandbox", lambda: (None, ("user", "limits")))
     with pytest.raises(UserError, match="does not support the walls network, processes"):
         make_config("grader=code", "grader.allow_execution=true").grader.start()
     pool = make_config(*PREPARED).grader.start()
@@ -148,8 +140,6 @@ def mutated(body: str) -> str:
 
 
 def test_an_endless_program_is_out_of_time():
-    from dflash_mcmc.grading.code.pool import ProgramPool
-
     hasty = ProgramPool(timeout_seconds=1, memory_gib=1, num_workers=1, all_walls=False)
     (grade,) = grades(hasty, [("    while True: pass\n", ADD)])
     assert (grade.verdict, grade.rule) == ("timeout", "timeout")
@@ -157,8 +147,6 @@ def test_an_endless_program_is_out_of_time():
 
 
 def test_closing_the_pool_ends_the_programs():
-    from dflash_mcmc.grading.code.pool import ProgramPool
-
     patient = ProgramPool(timeout_seconds=600, memory_gib=1, num_workers=2, all_walls=False)
     for number, body in enumerate(("while True: pass", "import time; time.sleep(500)", "while 1: pass")):
         patient.submit(number, f"    {body}\n", gold_of(ADD))
@@ -179,12 +167,6 @@ def test_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool, every
 
 
 def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_config, tmp_path):
-    from math import comb
-
-    from dflash_mcmc.statistics.chains import pass_curve
-    from dflash_mcmc.store.reading import read_records
-    from tests.runs import execute
-
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
         (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -209,8 +191,6 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_con
 @pytest.mark.parametrize(("grader", "message"), [(PREPARED, "grader=code: given the gold answer"),
                                                  (("grader=choice",), "grader=choice: given the gold answer")])
 def test_gold_answers_of_another_kind_are_rejected_before_loading(make_config, tmp_path, monkeypatch, grader, message):
-    from tests.runs import execute
-
     config = make_config(*grader, "tracker=none", f"paths.outputs={tmp_path}")
     monkeypatch.setattr(type(config.model), "load", lambda self, device: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=message):

@@ -52,66 +52,30 @@ TEXTS = {  # text: (answer, rule) with extract=auto
     "No number": (None, "nothing_extracted"), "": (None, "nothing_extracted"),
     "<think>The answer is 3": (None, "unfinished_thinking"), "<think>#### 3</think> 4": ("4", "last_number"),
 }
-NUMBERS = [  # extraction, text, answer
-    ("answer_is", "The answer is 72, in total.", "72"),
-    ("answer_is", "The answer is\n$$\n72\n$$", "72"),
-    ("answer_is", "The answer is:\n\\[\nx = 5\n\\]", "x = 5"),
-    ("answer_is", "The answer is 2^{10}.", "2^{10}"),
-    ("answer_is", "The answer is 2\\sqrt{3}, as required.", "2\\sqrt{3}"),
-    ("answer_is", "The answer is 1 1/2, in cups", "1 1/2"),
-    ("last_number", "x = 3 \\times 10^{5}", "3 \\times 10^{5}"),
-    ("last_number", "so x^2", None),
-    ("last_number", "it is \\frac{\\sqrt{3}}{2}.", "\\frac{\\sqrt{3}}{2}"),
-    ("last_number", "2\\sqrt{3}", "2\\sqrt{3}"),
-    ("last_number", "2√3", "2√3"),
-    ("last_number", "12\u202f500", "12500"),
-    ("last_number", "12\u2009500", "12500"),
-    ('last_number', "12'500", '12500'),
-    ("last_number", "12’500 francs", "12500"),
-    ("last_number", "1½", "1½"),
-    ("last_number", "1\\frac12", "1\\frac12"),
-    ("last_number", "9,\\!500", "9500"),
-    ("last_number", "3{,}14", "3.14"),
-    ("last_number", "0.5", "0.5"),
-    ("last_number", "12\\pi", "12\\pi"),
-    ("last_number", "area 5 m^2", "5"),
-    ("last_number", "1010_2", "1010_2"),
-    ("last_number", "10³", "10³"),
-    ("hashes", "#### 12. Step\n 5", None),
-    ("hashes", "#### 1{,}234", "1234"),
-    ("hashes", "#### 2^{10}", "2^{10}"),
-    ("boxed", "\\boxed{9{,}500}", "9500"),
-    ("boxed", "\\boxed{9,500}", "9,500"),
-    ("boxed", "\\boxed{12\\,500}", "12500"),
-    ("answer_is", "The answer is 5, and 6", "5, and 6"),
-    ("answer_is", "The answer is 12 (mod 7)", "12 (mod 7)"),
-    ("answer_is", "The answer is 2, 3 and 5.", "2, 3 and 5"),
-    ("answer_is", "The answer is 72 because 9*9 = 81", "72"),
-    ("answer_is", "The answer is 3 or 4", "3 or 4"),
-    ("answer_is", "The answer is $5$, or $6$.", "5"),
-    ("last_number", "5x = 10, x = 2", "2"),
-    ("last_number", "by 2024-03-05", "05"),
-    ("last_number", "1,2,3", "3"),
-    ("last_number", "f(2)", "2"),
-    ("last_number", "1/2 + 1/3 = 5/6.", "5/6"),
-    ("last_number", "1 234", "234"),
-    ("answer_is", "The answer is 72, which is the total.", "72"),
-    ("answer_is", "The answer is 72 (eight times nine).", "72"),
-    ("answer_is", "The answer is 72 — eight nines.", "72"),
-    ("answer_is", "The answer is 72, as required.", "72"),
-    ("answer_is", "The answer is 72, not 73.", "72"),
-    ("answer_is", "The answer is 72 and we are done.", "72"),
-    ("answer_is", "The answer is 72; so that is all.", "72"),
-    ("answer_is", "The answer is 72 because 8*9 = 72.", "72"),
-    ("answer_is", "The answer is 72 clips, altogether.", "72"),
-    ("answer_is", "The answer is 72, 73.", "72, 73"),
-    ("last_number", "3/4x", "3/4"),
-    ("hashes", "#### 72, in total", "72"),
-    ("last_number", "7^{-2} m", "7^{-2}"),
-    ("last_number", "1 \\frac{1}{2} cups", "1 \\frac{1}{2}"),
-    ("last_number", "\\sqrt[3]{5}", "\\sqrt[3]{5}"),
-    ("boxed", "\\boxed{x^2}", "x^2"),
-]
+NUMBERS = {  # rule: {text: answer}
+    "answer_is": {
+        "The answer is 72, in total.": "72", "The answer is\n$$\n72\n$$": "72", "The answer is:\n\\[\nx = 5\n\\]": "x = 5",
+        "The answer is 2^{10}.": "2^{10}", "The answer is 2\\sqrt{3}, as required.": "2\\sqrt{3}",
+        "The answer is 1 1/2, in cups": "1 1/2", "The answer is 5, and 6": "5, and 6",
+        "The answer is 12 (mod 7)": "12 (mod 7)", "The answer is 2, 3 and 5.": "2, 3 and 5",
+        "The answer is 72 because 9*9 = 81": "72", "The answer is 3 or 4": "3 or 4", "The answer is $5$, or $6$.": "5",
+        "The answer is 72, which is the total.": "72", "The answer is 72 (eight times nine).": "72",
+        "The answer is 72 — eight nines.": "72", "The answer is 72, as required.": "72", "The answer is 72, not 73.": "72",
+        "The answer is 72 and we are done.": "72", "The answer is 72; so that is all.": "72",
+        "The answer is 72 because 8*9 = 72.": "72", "The answer is 72 clips, altogether.": "72",
+        "The answer is 72, 73.": "72, 73"},
+    "last_number": {
+        "x = 3 \\times 10^{5}": "3 \\times 10^{5}", "so x^2": None, "it is \\frac{\\sqrt{3}}{2}.": "\\frac{\\sqrt{3}}{2}",
+        "2\\sqrt{3}": "2\\sqrt{3}", "2√3": "2√3", "12\u202f500": "12500", "12\u2009500": "12500", "12'500": '12500',
+        "12’500 francs": "12500", "1½": "1½", "1\\frac12": "1\\frac12", "9,\\!500": "9500", "3{,}14": "3.14", "0.5": "0.5",
+        "12\\pi": "12\\pi", "area 5 m^2": "5", "1010_2": "1010_2", "10³": "10³", "5x = 10, x = 2": "2", "by 2024-03-05": "05",
+        "1,2,3": "3", "f(2)": "2", "1/2 + 1/3 = 5/6.": "5/6", "1 234": "234", "3/4x": "3/4", "7^{-2} m": "7^{-2}",
+        "1 \\frac{1}{2} cups": "1 \\frac{1}{2}", "\\sqrt[3]{5}": "\\sqrt[3]{5}"},
+    "hashes": {
+        "#### 12. Step\n 5": None, "#### 1{,}234": "1234", "#### 2^{10}": "2^{10}", "#### 72, in total": "72"},
+    "boxed": {
+        "\\boxed{9{,}500}": "9500", "\\boxed{9,500}": "9,500", "\\boxed{12\\,500}": "12500", "\\boxed{x^2}": "x^2"},
+}
 GRADED = [("The answer is $12.", "12"), ("#### 1,234", "1234"), ("Answer: 18.0", "18"), ("half: 1/2", r"\frac12"),
           ("It is −4.", "-4"), ("Answer: 50%", r"50\%"), ("The answer is 7 apples", "7"), (r"so \boxed{3}", "3")]
 
@@ -121,9 +85,9 @@ def test_the_extracted_answer(text, found):
     assert AUTO.find(text) == found
 
 
-@pytest.mark.parametrize(("rule", "text", "answer"), NUMBERS, ids=range(len(NUMBERS)))
-def test_all_extractions_read_numbers_by_one_grammar(rule, text, answer):
-    assert Extraction((rule,)).find(text).answer == answer
+@pytest.mark.parametrize("rule", NUMBERS)
+def test_all_extractions_read_numbers_by_one_grammar(rule):
+    assert {text: Extraction((rule,)).find(text).answer for text in NUMBERS[rule]} == NUMBERS[rule]
 
 
 def test_a_text_continues_the_thinking_that_its_prompt_has_begun():
@@ -214,28 +178,14 @@ def test_unboxed_answers_are_read_as_a_careful_reader_reads_them():
 # The final answer of a text: the last balanced box after the thinking, found in linear time.
 
 @pytest.mark.parametrize(("text", "answer"), [
-    (r"so \boxed{42}.", "42"),
-    (r"\boxed{1} then \boxed{2}", "2"),
-    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-    (r"\fbox{7}", "7"),
-    (r"\boxed {7}", "7"),
-    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-    (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"),
-    (r"\boxed{5} and \boxed{6", "5"),
-    (r"\boxed{\boxed{5}}", "5"),
-    (r"} \boxed{5}", "5"),
-    (r"<think>\boxed{1}</think> \boxed{2}", "2"),
-    (r"\boxed{1}</think>\boxed{2}</think>\boxed{3}", "3"),
-    (r"\boxed{1}</think>\boxed{2}</think> nothing", None),
-    (r"<think>\boxed{1}</think> nothing", None),
-    (r"<think>\boxed{1}", None),
-    (r"<think>a</think> \boxed{1} <think> again", None),
-    ("no box", None),
-    (r"\boxed{unclosed", None),
-    (r"\boxed 5", None),
-    ("", None),
-    (r"\boxed{}", ""),
-    (r"\boxed{" * 3000, None),
+    (r"so \boxed{42}.", "42"), (r"\boxed{1} then \boxed{2}", "2"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\fbox{7}", "7"), (r"\boxed {7}", "7"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"), (r"\boxed{5} and \boxed{6", "5"),
+    (r"\boxed{\boxed{5}}", "5"), (r"} \boxed{5}", "5"), (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+    (r"\boxed{1}</think>\boxed{2}</think>\boxed{3}", "3"), (r"\boxed{1}</think>\boxed{2}</think> nothing", None),
+    (r"<think>\boxed{1}</think> nothing", None), (r"<think>\boxed{1}", None),
+    (r"<think>a</think> \boxed{1} <think> again", None), ("no box", None), (r"\boxed{unclosed", None), (r"\boxed 5", None),
+    ("", None), (r"\boxed{}", ""), (r"\boxed{" * 3000, None),
 ])
 def test_extraction(text, answer):
     assert last_box(text) == answer

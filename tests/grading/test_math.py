@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -31,6 +32,18 @@ def graded(pool: MathPool, pairs: list[tuple[str, str]]) -> list:
         pool.submit_answer(tag, answer, gold)
     found = dict(pool.finished(wait=True))
     return [found[tag] for tag in range(len(pairs))]
+
+
+@pytest.fixture
+def start():
+    """Starts a pool of the test's own: start(timeout, GiB). It is closed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+        def started(timeout_seconds: float, memory_gib: float, **options) -> MathPool:
+            pool = MathPool(timeout_seconds, memory_gib, **{"num_workers": 1, **options})
+            stack.callback(pool.close)
+            return pool
+
+        yield started
 
 
 def test_verdicts(math_pool):
@@ -112,12 +125,8 @@ def nothing(*ignored: object) -> None:
 
 
 @pytest.mark.usefixtures("light_workers")
-def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues():
-    pool = MathPool(timeout_seconds=20, memory_gib=2, num_workers=1, judge=takes_all_memory)
-    try:
-        first, second = graded(pool, [("1", "everything"), ("1", "1")])
-    finally:
-        pool.close()
+def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues(start):
+    first, second = graded(start(20, 2, judge=takes_all_memory), [("1", "everything"), ("1", "1")])
     assert (first.verdict, first.rule) == ("error", "memory")
     assert second.verdict == "correct"
 
@@ -129,28 +138,22 @@ def takes_all_memory(gold: str, answer: str, question: str, cpu_seconds: float):
 
 
 @pytest.mark.usefixtures("light_workers")
-def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
-    pool = MathPool(timeout_seconds=300, memory_gib=4, num_workers=1, judge=dies_once)
-    try:
-        (tried,) = graded(pool, [("1", str(tmp_path / "died"))])
-        (lost,) = graded(pool, [("1", "always")])
-    finally:
-        pool.close()
+def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(start, tmp_path):
+    pool = start(300, 4, judge=dies_once)
+    (tried,) = graded(pool, [("1", str(tmp_path / "died"))])
+    (lost,) = graded(pool, [("1", "always")])
     assert tried.verdict == "correct"
     assert (lost.verdict, lost.rule) == ("ungradable", "process")
     assert lost.reason == "the grading process died 3 times, at last by SIGKILL"
 
 
 @pytest.mark.usefixtures("light_workers")
-def test_a_worker_that_is_killed_from_outside_while_it_waits_is_replaced():
-    pool = MathPool(timeout_seconds=300, memory_gib=4, num_workers=2, judge=says_correct)
-    try:
-        for number in range(4):
-            assert [grade.verdict for grade in graded(pool, [("1", "1")] * 4)] == ["correct"] * 4
-            for process in pool._workers[:1 + number % 2]:
-                os.kill(process.process.pid, 9)
-    finally:
-        pool.close()
+def test_a_worker_that_is_killed_from_outside_while_it_waits_is_replaced(start):
+    pool = start(300, 4, num_workers=2, judge=says_correct)
+    for number in range(4):
+        assert [grade.verdict for grade in graded(pool, [("1", "1")] * 4)] == ["correct"] * 4
+        for process in pool._workers[:1 + number % 2]:
+            os.kill(process.process.pid, 9)
 
 
 def says_correct(gold: str, answer: str, question: str, cpu_seconds: float):
@@ -168,13 +171,8 @@ def dies_once(gold: str, answer: str, question: str, cpu_seconds: float):
 
 
 def test_an_exception_of_the_library_gives_the_verdict_error():
-    decision, _ = raises("1", "1", "", 1.0)
+    decision = math_pools.within(1.0, lambda *pair: 1 // 0, "1", "1")
     assert (decision.verdict, decision.rule, decision.reason) == ("error", "exception", "ZeroDivisionError")
-
-
-def raises(gold: str, answer: str, question: str, cpu_seconds: float):
-    """A judge whose library raises."""
-    return math_pools.within(cpu_seconds, lambda *pair: 1 // 0, gold, answer), False
 
 
 def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing():
@@ -231,14 +229,10 @@ def seconds_of_workers() -> float:
     return ended.children_user + ended.children_system + alive
 
 
-def test_a_too_slow_answer_is_a_timeout_and_the_pool_continues():
+def test_a_too_slow_answer_is_a_timeout_and_the_pool_continues(start):
     """The limit is on processor time, because wall-clock time depends on the load of the machine."""
     slow = "(1+x+y+xy)^{40}(1+z)^{40}(1+u+v+uv)^{30}"
-    pool = MathPool(timeout_seconds=0.3, memory_gib=4, num_workers=1)
-    try:
-        late, good = graded(pool, [("(1+x)^{40}(1+y)^{40}(1+z)^{40}(1+u)^{30}(1+v)^{30}", slow), (r"\frac13", "2/6")])
-    finally:
-        pool.close()
+    late, good = graded(start(0.3, 4), [("(1+x)^{40}(1+y)^{40}(1+z)^{40}(1+u)^{30}(1+v)^{30}", slow), (r"\frac13", "2/6")])
     assert (late.verdict, late.rule) == ("timeout", "timeout")
     assert good.verdict == "correct"
 

@@ -48,11 +48,15 @@ def test_the_prompt_is_the_chat_template_without_thinking(make_config):
 
 
 @pytest.mark.slow
-def test_greedy_accuracy_is_neither_too_low_nor_too_high(make_config):
-    summary = execute(make_config("sampler=greedy")).summary
+def test_greedy_accuracy_is_neither_too_low_nor_too_high_and_errors_are_spread_over_levels(make_config):
+    result = execute(make_config("sampler=greedy"))
+    summary, records = result.summary, read_records(result.folder)
     assert summary["num_problems"] == 300
     assert 0.45 <= summary["accuracy"] <= 0.80
     assert summary["no_answer"] <= 15
+    shares = [sum(r["verdict"] == "correct" for r in records if r["level"] == level) / 60 for level in range(1, 6)]
+    assert shares[0] > shares[-1]
+    assert all(0.1 < share < 1.0 for share in shares[1:])
 
 
 @pytest.mark.slow
@@ -61,12 +65,3 @@ def test_power_sampling_has_proposals_to_accept_and_reject(make_config):
     assert 0.10 <= result.summary["moved_rate"] < result.summary["acceptance"] < 1.0
     records = read_records(result.folder)
     assert len({record["accepted"] for record in records}) > 3
-
-
-@pytest.mark.slow
-def test_errors_are_spread_over_levels(make_config):
-    result = execute(make_config("sampler=greedy"))
-    records = read_records(result.folder)
-    shares = [sum(r["verdict"] == "correct" for r in records if r["level"] == level) / 60 for level in range(1, 6)]
-    assert shares[0] > shares[-1]
-    assert all(0.1 < share < 1.0 for share in shares[1:])

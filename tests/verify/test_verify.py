@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,9 +18,11 @@ from dflash_mcmc.engine.api.endpoint import Endpoint
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.store.schema import to_line
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import drawn, report, verify
+from dflash_mcmc.verify.audit import audit
 from dflash_mcmc.verify.behaviour import Finding
 from dflash_mcmc.verify.report import verdict
 from tests import runs
@@ -293,12 +293,6 @@ def test_the_token_just_behind_a_truncation_is_a_near_tie(field, dtype, slack, t
         assert (len(found.outside), found.near_ties, found.is_red) == (1, 1 - red, red)
 
 
-def test_a_truncation_that_is_not_stated_is_named(tiny):
-    found = verify(tiny, *drawn_by(dm.Temperature(temperature=1.6, top_p=0.8)), temperature=1.6)
-    assert found.is_red
-    assert found.bets[found.best].says == "top_p=0.8, which is not stated"
-
-
 def test_the_device_is_that_of_the_hardware(warm, tiny, monkeypatch):
     asked = []
     monkeypatch.setattr(dm.Local, "resolve", lambda hardware: asked.append(hardware.device) or "cpu")
@@ -308,12 +302,16 @@ def test_the_device_is_that_of_the_hardware(warm, tiny, monkeypatch):
     assert asked == ["cuda"]
 
 
-def test_penalties_are_a_part_of_the_law(tiny):
-    drawn = drawn_by(dm.Temperature(temperature=1.0, frequency_penalty=1.5))
-    assert not verify(tiny, *drawn, frequency_penalty=1.5).is_red
-    ignored = verify(tiny, *drawn)
-    assert ignored.is_red
-    assert ignored.bets[ignored.best].group == "repetition"
+@pytest.mark.parametrize(("temperature", "more", "group", "says"), [
+    (1.6, {"top_p": 0.8}, "truncation", "top_p=0.8, which is not stated"),
+    (1.0, {"frequency_penalty": 1.5}, "repetition", "")])
+def test_what_is_not_stated_is_named(temperature, more, group, says, tiny):
+    given = drawn_by(dm.Temperature(temperature=temperature, **more))
+    assert not verify(tiny, *given, temperature=temperature, **more).is_red
+    found = verify(tiny, *given, temperature=temperature)
+    assert found.is_red
+    best = found.bets[found.best]
+    assert (best.group, best.says) == (group, says or best.says)
 
 
 def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
@@ -330,48 +328,33 @@ def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
     assert verify(tiny, PROMPTS[:1], [answer], temperature=0.0).is_red
 
 
-def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"], ""),
+    (["sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4", "dataset.must_end=true"],
+     "(dataset.must_end)")], ids=["chains", "drawn until one ends"])
+def test_a_run_without_a_law_of_a_token_has_its_log_p_checked(overrides, says, make_config, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = runs.execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2",
-                                      "dataset.max_new_tokens=12", "model=tiny", "dataset=arith"))
+    result = runs.execute(make_config(*overrides, "dataset.max_new_tokens=12", "model=tiny", "dataset=arith"))
     code, out, _ = told([str(result.folder)], capsys)
     assert code == 0
     assert out.startswith("GREEN: the stated log p is right")
-    wrong = [one._replace(log_p=one.log_p - 1.0) for one in _texts(result.folder)]
-    from dflash_mcmc.verify.audit import audit
-    found = audit(dm.component("model", "tiny").load("cpu"), wrong, None, 1e-3, dm.component("blend", "layer"))
-    assert found.is_red
-
-
-def test_answers_that_are_drawn_until_one_ends_have_their_log_p_checked(make_config, capsys, monkeypatch, tmp_path):
-    """Few answers of 12 tokens end, so that those that do have other tokens."""
-    monkeypatch.chdir(tmp_path)
-    result = runs.execute(make_config("sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4",
-                                      "dataset.max_new_tokens=12", "dataset.must_end=true"))
-    code, out, _ = told([str(result.folder)], capsys)
-    assert code == 0
-    assert "GREEN: the stated log p is right." in out.splitlines()[0]
-    assert "(dataset.must_end)" in out.splitlines()[0]
-
-
-def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_config):
-    """Not in that of the file, where chains are as they end."""
-    config = make_config("sampler=temperature", "dataset.limit=2", "num_chains=3", "dataset.max_new_tokens=6")
-    folder, problems = runs.execute(config).folder, [problem.id for problem in config.dataset.problems()]
-    file = folder / "records.jsonl"
-    for rows in (file.read_text().splitlines(), file.read_text().splitlines()[::-1]):
-        file.write_text("\n".join(rows) + "\n")
-        assert [text.name for text in _texts(folder)] == [f"{name}, chain {chain}" for name in problems for chain in range(3)]
+    assert says in out.splitlines()[0]
+    if not says:
+        wrong = [one._replace(log_p=one.log_p - 1.0) for one in _texts(result.folder)]
+        assert audit(dm.component("model", "tiny").load("cpu"), wrong, None, 1e-3, dm.component("blend", "layer")).is_red
 
 
 def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_config, capsys, monkeypatch, tmp_path):
-    """Which of the later ones are there depends on how long they are. One that could not be drawn is missing too."""
+    """Which of the later ones are there depends on how long they are, and the order of the file on when they end. One that
+    could not be drawn is missing too."""
     monkeypatch.chdir(tmp_path)
     config = make_config("model=tiny", "sampler=temperature", "dataset=arith", "dataset.limit=2", "num_chains=3",
                          "dataset.max_new_tokens=6", "sampler.temperature=1.0")
     folder, problems = runs.execute(config).folder, [problem.id for problem in config.dataset.problems()]
     file, keys = folder / "records.jsonl", [(name, chain) for name in problems for chain in range(3)]
     rows = {(row["problem"], row["chain"]): line for line in file.read_text().splitlines() for row in [json.loads(line)]}
+    file.write_text("\n".join(rows[key] for key in keys[::-1]) + "\n")
+    assert [text.name for text in _texts(folder)] == [f"{name}, chain {chain}" for name, chain in keys]
     undrawn = {**json.loads(rows[keys[4]]), "verdict": "not_drawn", "tokens": []}
     del undrawn["checksum"]
     for missing, replaced, read in ((keys[2], [], 2), (keys[4], [to_line(undrawn).decode()[:-1]], 4), (keys[5], [], 5)):
@@ -407,9 +390,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
 
 
 def _texts(folder):
-    from dflash_mcmc.verify.drawn import of_run
-
-    return of_run(folder, dm.component("model", "tiny").load("cpu"), True)[0]
+    return drawn.of_run(folder, dm.component("model", "tiny").load("cpu"), True)[0]
 
 
 def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
@@ -434,48 +415,21 @@ def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
         assert {json.loads(line)["temperature"] for line in kept.splitlines()} == {1.3}
 
 
-class _Other(http.server.BaseHTTPRequestHandler):
-    """A server that returns no token ids, and refuses a large seed."""
-
-    def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "other"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["seed"] > 5:
-            self._send(429, {"error": "slow down"})
-        self._send(200, {"choices": [{"text": "5"}]})
-
-    def _send(self, status: int, body: object) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
 def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(drawn, "_PATIENCE", 0.1)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Other) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        arguments = [url, "model=tiny", "dataset=arith", "dataset.limit=1", f"paths.outputs={tmp_path}"]
-        try:
-            refused = [told([*arguments, f"seed={seed}"], capsys) for seed in (0, 9)]
-        finally:
-            server.shutdown()
-            thread.join()
-    assert [code for code, _, _ in refused] == [2, 2]
-    assert "returns no token ids; allowed: a server that returns them" in refused[0][2]
-    assert refused[1][2].splitlines()[-1].startswith(f"error: TARGET: given {url}, which gives no answer (status 429")
-    assert "slow down" in refused[1][2]
-    code, _, err = told(arguments, capsys)
+    given = ["model=tiny", "dataset=arith", "dataset.limit=1", f"paths.outputs={tmp_path}"]
+    code, _, err = told(["http://127.0.0.1:9/v1", *given], capsys)
     assert code == 2
     assert "which gives no answer (ConnectError" in err
+
+    def slow_down(body: dict) -> list:
+        raise NoReplyError("status 429: slow down", 429)
+
+    for choices, says in ((lambda body: [{"text": "5"}], "returns no token ids; allowed: a server that returns them"),
+                          (slow_down, "error: TARGET: given http://server/v1, which gives no answer (status 429: slow down")):
+        connected(monkeypatch, choices, kind="")
+        code, _, err = told(["http://server/v1", *given], capsys)
+        assert (code, says in err.splitlines()[-1]) == (2, True), err
 
 
 @pytest.mark.parametrize(("choice", "says"), [

@@ -192,11 +192,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "answer"), SAME_STRINGS)
-def test_equal(gold, answer):
-    assert same_string(gold, answer)
-
-
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_different(gold, answer):
-    assert not same_string(gold, answer)
+@pytest.mark.parametrize(("gold", "answer", "same"), [*((*pair, True) for pair in SAME_STRINGS),
+                                                      *((*pair, False) for pair in DIFFERENT)])
+def test_same_string(gold, answer, same):
+    assert same_string(gold, answer) == same
