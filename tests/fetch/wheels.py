@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, TokenType
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from dflash_mcmc.model.files import PretrainedSource
 
@@ -43,8 +44,6 @@ def source(folder: Path, parts: int = 1) -> PretrainedSource:
 
 def vocabulary() -> list[str]:
     """The special tokens, a token for each byte as GPT-2 writes bytes, and one for two spaces."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     return [*_SPECIAL, *bytes_to_unicode().values(), "ĠĠ"]
 
 

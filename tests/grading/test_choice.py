@@ -9,6 +9,7 @@ import pytest
 from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.choice import final_letter
+from tests.grading.golds import graded
 
 TEXTS = {
     r"\boxed{C}": "C", r"\boxed{\text{(C)}}": "C", r"\boxed{C) Paris}": "C", r"\boxed{\textbf{(E)}\ 12}": "E",
@@ -47,12 +48,14 @@ def test_the_chosen_letter(text, letter):
 def test_grades(make_config):
     pool = make_config("grader=choice", "grader.letters=ABCDE").grader.start()
     submitted = [(r"\boxed{C}", r"\text{(C)}"), ("The answer is B", "C"), ("A or B", "A"), ("Answer: F", "A")]
-    for tag, (text, gold) in enumerate(submitted):
-        pool.submit(tag, text, gold)
-    found = dict(pool.finished(wait=True))
-    pool.close()
-    assert [found[tag].verdict for tag in range(4)] == ["correct", "wrong", "no_answer", "no_answer"]
+    found = graded(pool, submitted)
+    assert [grade.verdict for grade in found] == ["correct", "wrong", "no_answer", "no_answer"]
     assert found[1].answer == "B"
+    boxed = graded(pool, [(rf"\boxed{{{'A'.ljust(length, '?')}}}", "A") for length in (400, 401)])  # as with other graders
+    assert (boxed[0].verdict, boxed[1].verdict, boxed[1].rule) == ("correct", "unsupported", "length")
+    with pytest.raises(UserError, match="gold answer '42'; allowed: one of the letters"):
+        pool.submit(0, "A", "42")
+    pool.close()
 
 
 LOOPS = {
@@ -72,20 +75,6 @@ def test_a_long_looping_text_is_graded_in_seconds(loop, letter):
     assert final_letter(text, "ABCD")[0] == letter
     final_letter(f"The answer is{text}", "ABCD")
     assert time.process_time() - started < 5
-
-
-def test_a_too_long_box_is_unsupported_as_with_other_graders(make_config):
-    pool = make_config("grader=choice", "grader.letters=ABCDE").grader.start()
-    for tag, length in enumerate((400, 401)):
-        pool.submit(tag, rf"\boxed{{{'A'.ljust(length, '?')}}}", "A")
-    found = dict(pool.finished(wait=True))
-    assert (found[0].verdict, found[1].verdict, found[1].rule) == ("correct", "unsupported", "length")
-
-
-def test_a_gold_answer_that_is_not_a_letter_is_rejected(make_config):
-    pool = make_config("grader=choice").grader.start()
-    with pytest.raises(UserError, match="gold answer '42'; allowed: one of the letters"):
-        pool.submit(0, "A", "42")
 
 
 @pytest.mark.parametrize("letters", ["A", "abc", "AAB", "A B"])

@@ -21,7 +21,7 @@ from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.statistics.chains import pass_curve
 from dflash_mcmc.store.reading import read_records
-from tests.grading.golds import gold_of
+from tests.grading.golds import gold_of, graded
 from tests.runs import execute
 
 ADD = CodeTask('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")
@@ -31,18 +31,13 @@ PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=availabl
 @pytest.fixture(scope="module")
 def pool():
     started = ProgramPool(timeout_seconds=10, memory_gib=1, num_workers=2, all_walls=False)
-    for tag in range(2):  # the pool starts a thread with each program until it has all of them
-        started.submit(tag, "def add(a, b):\n    return a + b\n", gold_of(ADD))
-    list(started.finished(wait=True))
+    grades(started, [("    return a + b\n", ADD)] * 2)  # it starts a thread with each program until it has all of them
     yield started
     started.close()
 
 
 def grades(pool, submitted) -> list:
-    for tag, (text, task) in enumerate(submitted):
-        pool.submit(tag, text, gold_of(task))
-    found = dict(pool.finished(wait=True))
-    return [found[tag] for tag in range(len(submitted))]
+    return graded(pool, [(text, gold_of(task)) for text, task in submitted])
 
 
 def test_verdicts_and_rules(pool):
@@ -64,21 +59,17 @@ def test_verdicts_and_rules(pool):
 
 MBPP = json.dumps({"task_id": 2, "test_list": ["assert math.isclose(area(2), 4)", "assert area(1) == 1"], "text": "Area?",
                    "test_setup_code": "", "test_imports": ["import math"]})
-TESTED = {
-    "mbpp": (MBPP, "```python\ndef area(a):\n    return a * a\n```", "tests"),
-    "mbpp, few-shot marks": (MBPP, "[BEGIN]\ndef area(a):\n    return a * a\n[DONE]\nYou are", "tests"),
-    "mbpp, wrong": (MBPP, "def area(a):\n    return a + a", "failed_test"),
-    "mbpp, missing": (MBPP, "```\ndef other(a):\n    return a * a\n```", "missing_definition"),
-}
+TESTED = [
+    ("```python\ndef area(a):\n    return a * a\n```", "tests"),
+    ("[BEGIN]\ndef area(a):\n    return a * a\n[DONE]\nYou are", "tests"),
+    ("def area(a):\n    return a + a", "failed_test"),
+    ("```\ndef other(a):\n    return a * a\n```", "missing_definition")]
 
 
 def test_programs_of_mbpp(pool):
-    for name, (gold, text, _) in TESTED.items():
-        pool.submit(name, text, gold)
-    found = dict(pool.finished(wait=True))
-    assert {name: grade.rule for name, grade in found.items()} == {name: rule for name, (_, _, rule) in TESTED.items()}
-    assert {name for name, grade in found.items() if grade.verdict == "correct"} == {
-        name for name, (_, _, rule) in TESTED.items() if rule == "tests"}
+    found = graded(pool, [(text, MBPP) for text, _ in TESTED])
+    assert [(grade.rule, grade.verdict) for grade in found] == [
+        (rule, "correct" if rule == "tests" else "wrong") for _, rule in TESTED]
 
 
 def test_no_process_is_left(pool):

@@ -15,6 +15,7 @@ from dflash_mcmc.grading.extraction import RULES, Extraction, continued, last_bo
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
+from tests.grading.golds import graded
 from tests.refusals import refused
 
 AUTO = Extraction(tuple(RULES))
@@ -118,11 +119,9 @@ def test_the_order_of_the_rules_and_the_end_of_the_answer():
 
 def test_mathematical_answers_without_boxes_are_graded(make_config):
     pool = make_config("grader.extract=auto").grader.start()
-    for tag, (text, gold) in enumerate(GRADED):
-        pool.submit(tag, text, gold)
-    found = dict(pool.finished(wait=True))
+    found = graded(pool, GRADED)
     pool.close()
-    assert [found[tag].verdict for tag in range(len(GRADED))] == ["correct"] * len(GRADED)
+    assert [grade.verdict for grade in found] == ["correct"] * len(GRADED)
     assert [found[tag].rule for tag in (0, 1, 7)] == ["answer_is/integer", "hashes/integer", "boxed/integer"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import judge
 from tests import processes
+from tests.grading.golds import graded
 from tests.processes import HANG
 from tests.refusals import refused
 from tests.runs import execute
@@ -76,11 +77,9 @@ def settings(server, *more: str) -> list[str]:
 
 def grades(grader, pairs) -> list:
     pool = grader.start()
-    for tag, (text, gold) in enumerate(pairs):
-        pool.submit(tag, text, gold)
-    found = dict(pool.finished(wait=True))
+    found = graded(pool, pairs)
     pool.close()
-    return [found[tag] for tag in range(len(pairs))]
+    return found
 
 
 def test_a_text_is_correct_only_if_every_rubric_is_satisfied(server, make_config):

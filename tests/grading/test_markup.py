@@ -6,7 +6,11 @@ import json
 import re
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from dflash_mcmc.engine.batching.prompt_encoder import continuation
+from dflash_mcmc.engine.batching.stop_strings import texts_of
 from dflash_mcmc.grading.choice import final_letter
 from dflash_mcmc.grading.code.programs import program_of, task_of
 from dflash_mcmc.grading.extraction import THINKING, Extraction, continued
@@ -17,15 +21,10 @@ PLUS = "def plus(a, b):\n    return a + b\n"
 FENCED = {
     "CRLF": f"{F}python\n{PLUS}{F}\n".replace("\n", "\r\n"),
     "info string": f'{F}python title="a.py"\n{PLUS}{F}',
-    "attributes": f"{F}{{.python}}\n{PLUS}{F}",
     "four backticks": f"{F}`python\n{PLUS}{F}`",
-    "tildes": f"~~~python\n{PLUS}~~~",
     "a fence in a fence": f"{F}`markdown\n{F}python\n{PLUS}{F}\n{F}`",
     "a fence in a docstring": f'{F}python\ndef plus(a, b):\n    """\n'
                               f'    {F}\n    plus(1, 2)\n    {F}\n    """\n    return a + b\n{F}',
-    "a fence in a quote": f"> {F}python\n" + "".join(f"> {line}\n" for line in [*PLUS.splitlines(), F]),
-    "an item's fence": f"1. This:\n    {F}python\n    def plus(a, b):\n        return a + b\n    {F}",
-    "text after the fence": f"{F}python\n{PLUS}{F} is the program.",
 }
 
 
@@ -52,12 +51,6 @@ def test_own_marks_of_thinking(begin, end):
 @pytest.mark.parametrize(("begin", "end"), THINKING)
 def test_special_tokens_that_mark_thinking_are_in_the_text(begin, end):
     """As in Mistral's, Gemma's and gpt-oss' tokenizers: without them a box in the thinking would be the answer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from dflash_mcmc.engine.batching.prompt_encoder import continuation
-    from dflash_mcmc.engine.batching.stop_strings import texts_of
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

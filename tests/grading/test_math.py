@@ -21,6 +21,7 @@ from dflash_mcmc.grading.math import pool as math_pools
 from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.grading.verdicts import GIVEN, Decision
 from dflash_mcmc.types import Grade
+from tests.grading import golds
 from tests.grading.hostile import ANSWERS
 from tests.processes import wait_until
 
@@ -52,10 +53,7 @@ def test_verdicts(math_pool):
                           (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)"), (r"\boxed{[0,1)}", "[0,1]"),
                           (r"<think>\boxed{42}", "42"), (r"\boxed{\sum_{n=1}^5 n}", "15"),
                           (rf"\boxed{{{'1+' * 250}1}}", "251")]
-    for tag, (text, gold) in enumerate(pairs):
-        math_pool.submit(tag, text, gold)
-    graded_texts = dict(math_pool.finished(wait=True))
-    found = [graded_texts[tag] for tag in range(len(pairs))]
+    found = golds.graded(math_pool, pairs)
     assert [g.verdict for g in found] == ["correct", "wrong", "no_answer", "correct", "correct", "wrong", "wrong", "correct",
                                          "wrong", "no_answer", "unsupported", "unsupported"]
     assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "string", "text", "empty", "tuple",
@@ -185,7 +183,7 @@ def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing():
         held = time.perf_counter() - started
         assert len(list(pool.finished(wait=True))) == 1
         assert held < (time.perf_counter() - started) / 2
-        pool._tested = pool._threads.submit(broken_check)
+        pool._tested = pool._threads.submit(lambda: ["1/2 = 2/4"])  # of an incompatible version of a library
         pool.submit(1, r"\boxed{2/4}", r"\frac12")
         with pytest.raises(UserError, match="their self-test reports 1/2 = 2/4"):
             list(pool.finished(wait=True))
@@ -193,11 +191,6 @@ def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing():
     finally:
         pool.close()
     assert set(multiprocessing.active_children()) <= before
-
-
-def broken_check() -> list[str]:
-    """The result of a self-test with an incompatible version of a library."""
-    return ["1/2 = 2/4"]
 
 
 def test_the_self_test_finds_a_broken_rule(monkeypatch):

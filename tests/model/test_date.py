@@ -7,6 +7,7 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
+from dflash_mcmc.api.choices import LoadedModel
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.dataset.inputs.conversations import Conversation
@@ -33,8 +34,6 @@ def folder_with(tmp_path, template):
     (GPT_OSS, "Current date: 2024-07-26", "Current date: 2026-11-29"), (TIME, "Now: Friday 00:00:00", "Now: Sunday 00:00:00")],
     ids=["llama3.1", "smollm3", "gpt-oss", "time"])
 def test_the_clock_stands_at_the_date(make_config, tmp_path, template, told, other):
-    from dflash_mcmc.api.choices import LoadedModel
-
     folder = folder_with(tmp_path, template)
     default, dated = (make_config(f"model.path={folder}", *more) for more in ((), ("model.date=2026-11-29",)))
     tokenizer = AutoTokenizer.from_pretrained(folder)

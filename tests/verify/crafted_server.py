@@ -35,7 +35,6 @@ def one_layer(folder: Path) -> Path:
     whole |= {"num_hidden_layers": 1, "layer_types": whole["layer_types"][:1]}
     (folder / "config.json").write_text(json.dumps(whole))
     tensors = load_file(_TINY / "model.safetensors")
-    tensors = load_file(_TINY / "model.safetensors")
     kept = {name: each for name, each in tensors.items() if ".layers." not in name or ".layers.0." in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -60,7 +59,7 @@ class CraftedServer:
     """
 
     def __init__(self, model: LanguageModel, fault: str = "", above: int = 0):
-        self.model, self.fault, self.above, self.most = model, fault, above, 0
+        self.model, self.fault, self.above = model, fault, above
         self._rows, self._asked, self._open = list[_Row](), threading.Condition(), True
         self._known = dict[tuple[int, ...], torch.Tensor]()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -99,7 +98,7 @@ class CraftedServer:
                 self._rows = [row for row in self._rows if not row.done.is_set() and not row.gone]
 
     def _step(self, rows: list[_Row]) -> None:
-        self.most, crowded = max(self.most, len(rows)), len(rows) > self.above
+        crowded = len(rows) > self.above
         if crowded and self.fault == "stale":
             for row, other in pairwise(rows):
                 if row.drawn and not row.preempted:

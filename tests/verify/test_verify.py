@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE
@@ -99,9 +101,6 @@ def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config
 
 
 def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = tmp_path / "cases"
     assert told(["cases", str(folder)], capsys)[0] == 0
     models = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "assistant", "close")]
@@ -176,8 +175,6 @@ def _is_in_gguf(file, model):
 
 def _laws(case, model, first):
     """The laws of the first token, (vocabulary,), and of the second one after each of some first tokens, without penalties."""
-    import torch
-
     with torch.no_grad():
         logits = model(torch.tensor([[*case["prompt_ids"], token] for token in first])).logits[:, -2:].double()
     laws = torch.softmax(logits / case["temperature"], dim=-1)
@@ -278,8 +275,6 @@ def test_near_ties_are_wider_in_bfloat16(tiny):
 @pytest.mark.parametrize("field", ["top_p", "min_p"])
 def test_the_token_just_behind_a_truncation_is_a_near_tie(field, dtype, slack, tiny):
     """The mass before it exceeds top-p by less than rounding; it lies as little below min-p. It is far from the kept ones."""
-    import torch
-
     model = dm.component("model", "tiny", dtype=dtype)
     loaded = model.load("cpu")
     with torch.no_grad():
@@ -316,8 +311,6 @@ def test_what_is_not_stated_is_named(temperature, more, group, says, tiny):
 
 def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
     """The most likely token after a penalty is drawn: another one than without it."""
-    import torch
-
     model, answer = tiny.load("cpu"), []
     for _ in range(16):
         with torch.no_grad():
@@ -564,8 +557,6 @@ def test_a_level_that_is_no_probability_is_refused(level, tiny):
 
 
 def test_a_loaded_model_in_training_mode_is_audited_without_dropout(warm):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(drawn._TINY, attention_dropout=0.5, attn_implementation="eager")
     tokenizer, few = AutoTokenizer.from_pretrained(drawn._TINY), Drawn(warm.prompts[:4], warm.answers[:4])
     found = [verify(model.train(mode), *few, tokenizer=tokenizer, temperature=0.7) for mode in (False, True)]

@@ -50,7 +50,8 @@ LISTED = "    def f(x):\n        return 0\n"
     f"1. X\n    ~~~python title=x\n{LISTED}    ~~~\n", f"10. Solution:\n\n    ```python\n{LISTED}    ```\n11. Notes",
     f"- a\n  - b\n\n    ```python\n{LISTED}    ```\n", f"- ```python\n{LISTED}  ```\n", f"1) ~~~python\n{LISTED}   ~~~\nDone",
     f"*\t```python\n{LISTED}    ```\n", "> ```python\n> def f(x):\n>     return 0\n> ```\n",
-    f"1. X\n   ```python\n{WHOLE}   ```\nDone"], ids=range(10))
+    f"1. X\n   ```python\n{WHOLE}   ```\nDone", f"```{{.python}}\n{WHOLE}```", f"```python\n{WHOLE}``` is the program."],
+    ids=range(12))
 @pytest.mark.parametrize("task", [TASK, CodeTask("", "", "f")], ids=["completion", "whole"])
 def test_fences_of_tildes_and_in_lists(text, task):
     names: dict = {}

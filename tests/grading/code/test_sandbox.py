@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.grading.code.inside import launch
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Limits, Sandbox, find_sandbox, working_walls
 from tests.conftest import ROOT
 
@@ -220,8 +222,6 @@ def test_other_system_calls_and_families_of_sockets_are_closed(run):
 
 
 def test_numbers_of_system_calls_are_those_of_the_kernel():
-    from dflash_mcmc.grading.code.inside import launch
-
     headers = [Path(f"/usr/include/{name}") for name in ("x86_64-linux-gnu/asm/unistd_64.h", "asm-generic/unistd.h")]
     if not all(header.exists() for header in headers):
         pytest.skip("the headers of the kernel are not installed")
@@ -242,8 +242,6 @@ assert library.syscall({keyctl}, 10, -3, b"user", {name!r}, 0) < 0  # search the
 
 def test_the_session_keyring_of_the_grader_is_out_of_reach(found, run, monkeypatch, tmp_path):
     """Closed by the list of calls, and a keyring of its own where that does not work."""
-    import ctypes
-
     add, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]
     name = f"key_{os.getpid()}".encode()
     if ctypes.CDLL(None).syscall(add, b"user", name, b"secret", 6, -3) < 0:
