@@ -55,13 +55,10 @@ def test_the_fingerprint_covers_all_tasks_at_any_limit(tasks):
     assert identity_of(tasks(row("a", ("user", "other")), rows[1])) != before
 
 
-def test_it_is_not_graded(make_config):
+def test_it_is_not_graded_and_has_no_gold_solutions(make_config, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row("a", ("user", "u"))))
     with refused("dataset: given 'clbench'", "probe=none", "need a judge model"):
         make_config("dataset=clbench", "dataset.path=x")
-
-
-def test_it_has_no_gold_solutions(tasks, make_config, tmp_path):
-    tasks(row("a", ("user", "u")))
     with refused("probe.answers: given 'gold'", "'greedy'", "dataset=clbench"):
         make_config(*PROBED, "probe.answers=gold", f"dataset.path={tmp_path}/rows.jsonl")
 

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from dflash_mcmc.chains.build import first_prompt
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.types import Problem
+from tests.refusals import refused
 
 UNGRADED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=humaneval")
 ROW = {"task_id": "HumanEval/0", "prompt": 'def one():\n    """ 1 """\n', "entry_point": "one",
@@ -45,13 +45,12 @@ def test_a_chat_model_is_asked_for_a_code_block_and_a_base_model_continues_the_p
     ("canonical_solution", 1, "problem 'HumanEval/0' has 1 for its solution"),
 ])
 def test_a_bad_row_is_an_error_of_one_line(read, field, value, message):
-    with pytest.raises(UserError) as caught:
+    with refused(start=f"dataset.path: {message}; allowed: a text"):
         read({**ROW, field: value}).dataset.problems()
-    assert str(caught.value) == f"dataset.path: {message}; allowed: a text"
 
 
 def test_a_grader_that_compares_answers_is_refused(make_config):
-    with pytest.raises(UserError, match=r"grader: given 'math'; allowed: code, with dataset=humaneval"):
+    with refused("grader: given 'math'; allowed: code, with dataset=humaneval"):
         make_config("dataset=humaneval")
 
 

@@ -64,13 +64,12 @@ def test_the_examples_of_programs_are_programs(read):
 
 
 def test_bad_rows_and_graders_are_errors_of_one_line(read):
-    with refused("row 0 has [] for its test_list; allowed: a list of texts"):
-        read({**FULL, "test_list": []}).dataset.problems()
-    with refused("row 0 has None for its text or prompt"):
-        read({**FULL, "text": None}).dataset.problems()
+    for row, message in (({"test_list": []}, "[] for its test_list; allowed: a list of texts"),
+                         ({"text": None}, "None for its text or prompt"),
+                         ({"test_list": ["assert 1"]}, "'assert 1' for a test; allowed: an assertion that calls a function")):
+        with refused(f"row 0 has {message}"):
+            read({**FULL, **row}).dataset.problems()
     with refused("row 0 has one test, which shown=first would show; allowed: all"):
         read({**FULL, "test_list": FULL["test_list"][:1]}, shown="first").dataset.problems()
-    with refused("row 0 has 'assert 1' for a test; allowed: an assertion that calls a function"):
-        read({**FULL, "test_list": ["assert 1"]}).dataset.problems()
     with refused("grader: given 'math'; allowed: code, with dataset=mbpp"):
         read(FULL, grader=())

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config import command
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import hash_of, identity_hash, identity_of, run_folder
 from dflash_mcmc.config.schema import PACKAGE
@@ -169,14 +168,14 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
     """A process in the checkout, with the checkout on its path, runs the copy, and composes with the copy's conf."""
     snapshot.copy_code(tmp_path / "code")
     assert not list((tmp_path / "code").rglob("__pycache__"))
-    root = command.config_folder().parent
+    root = cli.config_folder().parent
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'code'}:{root}", "PYTHONSAFEPATH": "1"}
     code = "import dflash_mcmc.config.command as c; c.prepare(); print(c.__file__, c.config_folder())"
     shown = subprocess.run([sys.executable, "-c", code],
                            cwd=root, env=environment, capture_output=True, text=True, check=True).stdout.split()
     assert all(path.startswith(str(tmp_path / "code")) for path in shown)
     copied = {path.relative_to(tmp_path / "code" / "conf") for path in (tmp_path / "code" / "conf").rglob("*.yaml")}
-    assert copied == {path.relative_to(command.config_folder()) for path in command.config_folder().rglob("*.yaml")}
+    assert copied == {path.relative_to(cli.config_folder()) for path in cli.config_folder().rglob("*.yaml")}
     done = subprocess.run([sys.executable, "-m", "dflash_mcmc.grid.work", str(tmp_path), "0"], cwd=root, env=environment,
                           capture_output=True, text=True)
     assert done.returncode == 2

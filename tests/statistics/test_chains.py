@@ -160,18 +160,13 @@ def test_best_by_power_is_importance_resampling():
 def test_weights_need_the_log_probability_of_the_draws():
     records = chains("a", "1", "2", proposals=0)
     without = [{key: value for key, value in record.items() if key != "log_q"} for record in records]
-    with pytest.raises(UserError, match=r"problem a, chain 0: the record has no log_q"):
-        best_of(without, "power", 4.0)
-    with pytest.raises(UserError, match="log_q is not its log-probability"):
-        best_of(chains("a", "1", proposals=32), "power", 4.0)
-    with pytest.raises(UserError, match="log_q is not its log-probability"):
-        best_of(chains("a", "1", proposals=0, trace=[{"candidate": 0}]), "power", 4.0)
-    with pytest.raises(UserError, match="log_q is not its log-probability"):
-        best_of(chains("a", "1", proposals=0, measures={"candidate_ess": 0.5}), "power", 4.0)
-    with pytest.raises(UserError, match="alpha given None"):
-        best_of(records, "power")
-    with pytest.raises(UserError, match="'length'; allowed: log_p, power"):
-        best_of(records, "length")
+    for given, message in (
+            ((without, "power", 4.0), "problem a, chain 0: the record has no log_q"),
+            ((records, "power"), "alpha given None"), ((records, "length"), "'length'; allowed: log_p, power"),
+            *(((chains("a", "1", **{"proposals": 0, **fields}), "power", 4.0), "log_q is not its log-probability")
+              for fields in ({"proposals": 32}, {"trace": [{"candidate": 0}]}, {"measures": {"candidate_ess": 0.5}}))):
+        with pytest.raises(UserError, match=message):
+            best_of(*given)
 
 
 def several() -> list[dict]:

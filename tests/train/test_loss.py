@@ -107,16 +107,12 @@ def test_anchors_are_before_another_token_different_and_uniform(prompt_end, poss
     assert not possible_anchors(Response(np.arange(5, dtype=np.int32), 4), prompt_end=False)
 
 
-def batches_of(epochs: Epochs, steps: range) -> list[tuple]:
-    return [tuple(map(lambda part: part.tolist(), epochs(step))) for step in steps]
-
-
 def test_a_batch_is_a_function_of_seed_and_step():
     responses = random_responses(tuple(range(8, 28)))
-    first = batches_of(Epochs(responses, 2, 3, False, seed=0), range(25))
-    again = Epochs(responses, 2, 3, False, seed=0)
-    assert batches_of(again, range(24, -1, -1)) == first[::-1]
-    assert batches_of(Epochs(responses, 2, 3, False, seed=1), range(25)) != first
+    first, again, other = (Epochs(responses, 2, 3, False, seed=seed) for seed in (0, 0, 1))
+    batches = [[part.tolist() for part in first(step)] for step in range(25)]
+    assert [[part.tolist() for part in again(step)] for step in reversed(range(25))] == batches[::-1]
+    assert [[part.tolist() for part in other(step)] for step in range(25)] != batches
 
 
 def test_an_epoch_has_every_sequence_once_and_its_own_anchors():
