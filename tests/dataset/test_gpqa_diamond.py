@@ -48,8 +48,3 @@ def test_a_lone_surrogate_is_one_line(read, tmp_path):
         (tmp_path / "rows.jsonl").write_text(json.dumps({**row, name: "x\ud800"}))
         with refused(f"dataset.path: row 0 has 'x\\ud800' for its {name}; allowed: a text"):
             read(path=str(tmp_path / "rows.jsonl"))
-
-
-def test_the_published_number_of_rows_is_checked(read):
-    with refused("has 24 rows; allowed: the benchmark's 198"):
-        read(check_rows=True)

@@ -9,7 +9,6 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.dataset.jsonl import JsonLines
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
 
@@ -73,18 +72,12 @@ def test_wrong_types_are_errors_of_one_line(tmp_path, field, given, message):
         read(tmp_path, {**ROW, field: given})
 
 
-def test_a_missing_field_is_named(made):
+def test_missing_fields_repeated_ids_and_no_path_are_errors_of_one_line(made, make_config):
     with refused("line 2 lacks the field 'l'; it has: q, a, i, s, w; dataset.level_field names this field"):
         made([ROW, {name: value for name, value in ROW.items() if name != "l"}], *ALL).dataset.problems()
-
-
-def test_a_repeated_id_is_named(made):
-    with pytest.raises(UserError, match="the id 'x-1' occurs twice"):
+    with refused("the id 'x-1' occurs twice"):
         made([ROW, ROW], *ALL).dataset.problems()
-
-
-def test_a_path_is_required(make_config):
-    with pytest.raises(UserError, match=r"dataset.path: given None; allowed: a JSON Lines or CSV file"):
+    with refused("dataset.path: given None; allowed: a JSON Lines or CSV file"):
         make_config("dataset=jsonl")
 
 

@@ -119,12 +119,9 @@ def test_a_shape_that_does_not_fit_the_target_is_an_error_of_one_line(plan, over
         draft.shape_of(plan(*overrides), LanguageModel(random_model()))
 
 
-def test_too_long_responses_are_an_error_before_sampling(plan):
+def test_too_long_responses_and_empty_prompts_are_errors_before_sampling(plan, tmp_path):
     with refused(start="responses.max_new_tokens: given 1024; allowed: at most"):
         draft.train(plan("responses.max_new_tokens=1024"))
-
-
-def test_an_empty_prompt_is_an_error_before_sampling(plan, tmp_path):
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?"}\n{"question": ""}\n{"question": "2 + 2?"}\n')
     with refused("allowed: prompts of at least one token; '' gives an empty one", start="prompts.path: given"):
         draft.train(plan(f"prompts.path={tmp_path / 'questions.jsonl'}", "prompts.num=2", "prompts.held_out=1", "batch_size=2",

@@ -112,7 +112,8 @@ def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
 
 BENCHMARKS = {"math500": ("HuggingFaceH4/MATH-500", None, "test", 500), "gsm8k": ("openai/gsm8k", "main", "test", 1319),
               "aime24": ("HuggingFaceH4/aime_2024", None, "train", 30), "aime25": ("math-ai/aime25", None, "test", 30),
-              "humaneval": ("openai/openai_humaneval", None, "test", 164)}
+              "humaneval": ("openai/openai_humaneval", None, "test", 164),
+              "gpqa_diamond": ("Idavidrein/gpqa", "gpqa_diamond", "train", 198)}
 UNGRADED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny")
 
 
