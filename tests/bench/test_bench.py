@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
-from tests.bench import decoders, equal_chains, gpu, measure, pair, random_checkpoint
+from tests.bench import decoders, equal_chains, gpu, measure, pair
 from tests.bench.__main__ import Bench, main, table
 from tests.bench.measure import temperature
 from tests.bench.subject import subject_of
@@ -155,33 +153,6 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             gpu.main([str(tmp_path)])
         assert "no GPU: PyTorch finds none here; allowed: --tiny" in capsys.readouterr().err
-
-
-def test_random_checkpoints_have_the_shape_of_their_config(tmp_path, capsys):
-    config = tmp_path / "given" / "config.json"
-    config.parent.mkdir()
-    config.write_text(json.dumps(dict(
-        architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=96, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)))
-    (config.parent / "tokenizer.json").write_text("{}")
-    target = tmp_path / "target"
-    arguments = [str(target), "--config", str(config), "--tokenizer", str(config.parent), "--dtype", "float32"]
-    with pytest.raises(SystemExit, match=r"^0$"):
-        random_checkpoint.main(arguments)
-    model = transformers.AutoModelForCausalLM.from_pretrained(target)
-    assert (model.dtype, model.lm_head.weight.shape) == (torch.float32, (96, 32))
-    with torch.no_grad():
-        assert 4 < model(torch.arange(90)[None]).logits.std() < 16
-    assert (target / "tokenizer.json").read_text() == "{}"
-    with pytest.raises(SystemExit, match=r"^2$"):
-        random_checkpoint.main(arguments)
-    assert "folder: given" in capsys.readouterr().err
-
-
-def test_random_drafts_load(tmp_path, drafted):
-    random_checkpoint.write(tmp_path / "made", Path(drafted.draft.path) / "config.json", dtype=torch.float32)
-    made = checkpoint.load(tmp_path / "made", None, "cpu")
-    assert made.shape == checkpoint.load(Path(drafted.draft.path), None, "cpu").shape
 
 
 @pytest.mark.slow
