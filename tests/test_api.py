@@ -109,12 +109,6 @@ def test_without_the_chat_template_the_prompt_is_the_bare_text(loaded):
     assert draw(chat=False) == expected.tokens != draw()
 
 
-def test_fields_have_their_defaults_and_what_is_given():
-    made = dflash_mcmc.component("sampler", "power_mh", alpha=2, proposal_temperature=0.5)
-    assert type(made) is components("sampler")["power_mh"].cls
-    assert (made.alpha, made.proposal_temperature, made.num_blocks, made.early_reject) == (2.0, 0.5, 16, "auto")
-
-
 @pytest.mark.parametrize("text", ['a "quoted" \\ word, {question} = [1]\nand a line', "ends in \\", "null", "1", ""])
 def test_texts_arrive_as_they_are(text):
     assert dflash_mcmc.component("dataset", "jsonl", path=text).path == text
@@ -122,11 +116,10 @@ def test_texts_arrive_as_they_are(text):
 
 
 @pytest.mark.parametrize(("make", "said"), [
-    (lambda: dflash_mcmc.component("sampler", "power_mh", alpha=-1), "sampler.alpha: given -1.0; allowed: a number >= 1e-06"),
     (lambda: dflash_mcmc.component("sampler", "power_mh", alhpa=1), "sampler.alhpa: unknown field (did you mean 'alpha'?)"),
     (lambda: dflash_mcmc.component("sampler", "powr_mh"), "sampler: unknown option 'powr_mh' (did you mean 'power_mh'?)"),
     (lambda: dflash_mcmc.component("samplers", "greedy"), "unknown group 'samplers' (did you mean 'sampler'?)"),
-], ids=["bounds", "field", "option", "group"])
+], ids=["field", "option", "group"])
 def test_a_component_is_refused_as_on_the_command_line(make, said):
     with refused(start=said):
         make()
@@ -533,8 +526,9 @@ def test_what_is_not_one_run_is_refused(overrides, tmp_path, monkeypatch):
 
 
 def test_a_wrong_override_is_refused_as_on_the_command_line():
-    with refused(start="sampler.alpha: given -1.0; allowed: a number >= 1e-06"):
-        dflash_mcmc.run("sampler.alpha=-1")
+    for override in ("sampler=pwer_mh", "sampler.alpa=3", "smpler=greedy", "sampler.alpha=-1"):
+        with pytest.raises(dflash_mcmc.ConfigError, match=override.partition("=")[0]):
+            dflash_mcmc.run(override)
     with refused(start="run: given (['condition=ps'],); allowed: texts, such as run('condition=ps', 'dataset.limit=8')"):
         dflash_mcmc.run(["condition=ps"])
 
@@ -550,9 +544,3 @@ def test_signatures_show_the_defaults():
     assert {name: field.default for name, field in shown.items()}["alpha"] == dflash_mcmc.PowerMH().alpha
     assert not [name for name, field in shown.items() if field.default in ("???", inspect.Parameter.empty)]
     assert inspect.signature(dflash_mcmc.HFModel).parameters["path"].default is inspect.Parameter.empty
-
-
-@pytest.mark.parametrize("override", ["sampler=pwer_mh", "sampler.alpa=3", "smpler=greedy", "sampler.alpha=-1"])
-def test_every_wrong_override_is_a_config_error(override):
-    with pytest.raises(dflash_mcmc.ConfigError, match=override.partition("=")[0]):
-        dflash_mcmc.run(override)

@@ -22,10 +22,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import (
-    power_target,
-    total_variation,
-)
+from dflash_mcmc.testing import power_target, total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, all_same, same, ways
 from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
@@ -345,24 +342,14 @@ def test_content_and_precision_are_the_identity(make_config, tmp_path):
     ([*GIVEN, "blend.alpha_mask=0.1"],
      r"blend.alpha_mask: given 0.1; allowed: 0, or sampler.proposal=matched with sampler=power_mh, which here draws tokens "
      r"without the blend: a chain could begin where the target has probability zero"),
-    ([*GIVEN, "blend.alpha_mask=0.1", "sampler=draft_mh", "draft=tiny"],
-     r"blend.alpha_mask: given 0.1; allowed: 0 with sampler=draft_mh, which here draws"),
-    ([*GIVEN, "blend.alpha_mask=0.1", "sampler=draft_refine", "draft=tiny"],
-     r"blend.alpha_mask: given 0.1; allowed: 0 with sampler=draft_refine, which here draws"),
+    *(([*GIVEN, "blend.alpha_mask=0.1", f"sampler={name}", "draft=tiny"],
+       f"blend.alpha_mask: given 0.1; allowed: 0 with sampler={name}, which here draws")
+      for name in ("draft_mh", "draft_refine")),
     ([*GIVEN, "engine=vllm"], r"blend: given 'model'; allowed: one without second logits with engine=vllm, or engine"),
 ])
 def test_what_is_refused(make_config, given, line):
     with pytest.raises(UserError, match=line):
         make_config(*given)
-
-
-def another_tokenizer(make_config, folder, change) -> str:
-    shutil.copytree(make_config(*GIVEN).blend.model, folder)
-    path = folder / "tokenizer.json"
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    return str(folder)
 
 
 def swap_two(values):
@@ -371,24 +358,22 @@ def swap_two(values):
     vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
 
 
-def test_a_tokenizer_of_the_same_size_with_other_tokens_is_refused(make_config, tmp_path):
-    folder = another_tokenizer(make_config, tmp_path / "other", swap_two)
+def drop_one(values):
+    values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] != "</think>"]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (swap_two, r"30 is '.', and the target's is '.'; 2"), (drop_one, r"\d+ is none, and the target's is '</think>'; 1")])
+def test_a_tokenizer_of_the_same_size_with_other_tokens_is_refused(make_config, tmp_path, change, said):
+    shutil.copytree(make_config(*GIVEN).blend.model, folder := tmp_path / "other")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    change(values)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
     config = make_config("blend=model", f"blend.model={folder}", "dataset.limit=1", "sampler=temperature")
-    with pytest.raises(ConfigError, match=r"blend.model: given '.*other'; allowed: a model with the target's tokenizer \(its "
-                       r"token 30 is '.', and the target's is '.'; 2 of \d+ differ\)"):
-        config.blend.check_model(config.model)
-    with pytest.raises(ConfigError, match=r"blend\.model: given"):
-        execute(config)
-
-
-def test_a_tokenizer_without_a_token_is_refused(make_config, tmp_path):
-    def drop(values):
-        values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] != "</think>"]
-
-    folder = another_tokenizer(make_config, tmp_path / "other", drop)
-    config = make_config("blend=model", f"blend.model={folder}")
-    with pytest.raises(ConfigError, match=r"\(its token \d+ is none, and the target's is '</think>'; 1 of \d+ differ\)"):
-        config.blend.check_model(config.model)
+    line = rf"blend.model: given '.*other'; allowed: a model with the target's tokenizer \(its token {said} of \d+ differ\)"
+    for refuses in (lambda: config.blend.check_model(config.model), lambda: execute(config)):
+        with pytest.raises(ConfigError, match=line):
+            refuses()
 
 
 def test_a_model_with_recurrent_layers_is_refused(make_config, monkeypatch):

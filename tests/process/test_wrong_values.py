@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from dflash_mcmc.config import command
@@ -129,56 +129,33 @@ def cases() -> list[tuple[str, str, str]]:
             for text in wrong(kind, has_choices)]
 
 
-def check_field(capsys, name: str, field: str, text: str) -> None:
-    line = refused_in_one_line(*ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"]), (name, field, text))
-    assert field in line or field.rpartition(".")[0] in line.partition("given")[0], (name, field, text, line)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a few", "all"])
+def test_wrong_values_of_fields_are_one_line(capsys, every):
+    """A few of them are spread over all programs."""
+    for program_name in OF_FIELDS:
+        mine = [case for case in cases() if case[0] == program_name]
+        for name, field, text in mine if every else mine[3 :: max(1, len(mine) // 5)]:
+            line = refused_in_one_line(*ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"]), (name, field, text))
+            assert field in line or field.rpartition(".")[0] in line.partition("given")[0], (name, field, text, line)
 
 
-def test_wrong_values_of_fields_are_one_line(capsys):
-    """A few of them, spread over all programs. The slow test has all."""
-    every = cases()
-    for name in OF_FIELDS:
-        mine = [case for case in every if case[0] == name]
-        for case in mine[3 :: max(1, len(mine) // 5)]:
-            check_field(capsys, *case)
-
-
-@pytest.mark.slow
-def test_all_wrong_values_of_all_fields_are_one_line(capsys):
-    for case in cases():
-        check_field(capsys, *case)
-
-
-def check_text(capsys, name: str, field: str, text: str) -> None:
-    """A value that may be allowed. It is taken, or refused in one line."""
-    code, lines = ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"])
-    if code != ACCEPTED:
-        refused_in_one_line(code, lines, (name, field, text))
-
-
-SHORT = settings(max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
-                 suppress_health_check=[HealthCheck.function_scoped_fixture])
-LONG = settings(SHORT, max_examples=1500)
+SETTINGS = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 PLACES = some.sampled_from([(name, place) for name in OF_FIELDS for place in range(200)])
 VALUES = some.one_of(some.sampled_from(TEXTS), some.text(max_size=20), some.text("[]{}'\"\\$,=: ", max_size=12))
 
 
-def any_text(capsys, place: tuple[str, int], text: str) -> None:
-    known = fields()[place[0]]
-    check_text(capsys, place[0], known[place[1] % len(known)][0], text)
+@pytest.mark.parametrize("num", [12, pytest.param(1500, marks=pytest.mark.slow)])
+def test_any_text_for_a_field_is_taken_or_one_line(capsys, num):
+    @settings(SETTINGS, max_examples=num)
+    @given(PLACES, VALUES)
+    def check(place, text):
+        name, known = place[0], fields()[place[0]]
+        field = known[place[1] % len(known)][0]
+        code, lines = ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"])
+        if code != ACCEPTED:
+            refused_in_one_line(code, lines, (name, field, text))
 
-
-@SHORT
-@given(PLACES, VALUES)
-def test_any_text_for_a_field_is_taken_or_one_line(capsys, place, text):
-    any_text(capsys, place, text)
-
-
-@pytest.mark.slow
-@LONG
-@given(PLACES, VALUES)
-def test_many_texts_for_fields_are_taken_or_one_line(capsys, place, text):
-    any_text(capsys, place, text)
+    check()
 
 
 OPTIONS = [
@@ -257,44 +234,26 @@ def put(file: Path, place: int, other: object, without: bool) -> object:
     return path
 
 
-def read_one(capsys, folder: Path, name: str, file: str, case: object) -> None:
-    """The program takes the folder, or ends with one line that names it."""
-    program_name, arguments = READERS[name]
-    code, lines = ended(capsys, program_name, [str(folder), *arguments])
-    if code:
-        line = refused_in_one_line(code, lines, (name, file, case))
-        assert str(folder) in line or file in line or "inspect_ai" in line, (name, file, case, line)
-
-
 def check_file(capsys, tmp_path: Path, file: str, reader: str, place: int, other: object, without: bool) -> None:
-    if file in OF_A_GRID:
-        folder = grid_folder(tmp_path / "grids")
-        path = put(folder / file, place, other, without)
-        code, lines = ended(capsys, "grid.__main__", ["status", str(folder)])
-        if code:
-            line = refused_in_one_line(code, lines, (file, path, other, without))
-            assert str(folder) in line or ": given " in line or ": not given" in line, (file, path, line)
-        return
-    folder = run_folder(tmp_path / "runs")
+    """The program takes the folder, or ends with one line that names it."""
+    of_a_grid = file in OF_A_GRID
+    folder = grid_folder(tmp_path / "grids") if of_a_grid else run_folder(tmp_path / "runs")
     path = put(folder / file, place, other, without)
-    read_one(capsys, folder, reader, file, (path, other, without))
+    name, arguments = ("grid.__main__", ["status"]) if of_a_grid else READERS[reader]
+    code, lines = ended(capsys, name, [*arguments, str(folder)] if of_a_grid else [str(folder), *arguments])
+    if code:
+        line = refused_in_one_line(code, lines, (name, file, path, other, without))
+        named = (": given ", ": not given") if of_a_grid else (file, "inspect_ai")
+        assert any(text in line for text in (str(folder), *named)), (name, file, path, line)
 
 
 FILES = some.tuples(some.sampled_from((*OF_A_RUN, *OF_A_GRID)), some.sampled_from(sorted(READERS)), some.integers(0, 500),
                     some.sampled_from(OTHERS), some.booleans())
 
 
-@settings(SHORT, max_examples=20)
-@given(FILES)
-def test_a_file_with_a_wrong_place_is_read_or_one_line(capsys, tmp_path, wrong_file):
-    check_file(capsys, tmp_path, *wrong_file)
-
-
-@pytest.mark.slow
-@LONG
-@given(FILES)
-def test_many_files_with_wrong_places_are_read_or_one_line(capsys, tmp_path, wrong_file):
-    check_file(capsys, tmp_path, *wrong_file)
+@pytest.mark.parametrize("num", [20, pytest.param(1500, marks=pytest.mark.slow)])
+def test_a_file_with_a_wrong_place_is_read_or_one_line(capsys, tmp_path, num):
+    settings(SETTINGS, max_examples=num)(given(FILES)(lambda wrong_file: check_file(capsys, tmp_path, *wrong_file)))()
 
 
 @pytest.mark.parametrize(("file", "place", "other", "line"), [
