@@ -128,7 +128,6 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
 @pytest.mark.parametrize(("given", "said"), [
     ({"sampler": "greedy", "max_new_tokens": 0}, "max_new_tokens: given 0; allowed: a whole number >= 1"),
     ({"sampler": "ps", "blend": dflash_mcmc.LayerBlend()}, "blend: given 'layer'; allowed: 'none', the value of condition=ps"),
-    ({"sampler": "temprature"}, "sampler: unknown option 'temprature' (did you mean 'temperature'?)"),
     ({"sampler": "greedy", "decoder": "speculative_match"}, "draft: given 'none'; allowed: a draft, such as tiny"),
     ({"sampler": "greedy", "num_chains": 0}, "num_chains: given 0; allowed: a whole number >= 1"),
     ({"sampler": 3}, "sampler: given 3; allowed: a component of the group, or one of best_of_n"),

@@ -37,6 +37,7 @@ from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
 from tests.sampler import test_temperature as of_temperature
+from tests.sampler.stages import step_error
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 WRONG = 1e-3
@@ -119,7 +120,7 @@ def test_the_weights_of_power_smc_are_unbiased(name):
 def test_multiple_try_and_replica_exchange_are_exact(name):
     engine, beside = tables(name, size=2)
     for form in of_multiple_try.FORMS:
-        assert max(of_multiple_try.errors(of_multiple_try.make(form=form), engine)) < EXACT
+        assert step_error(engine, of_multiple_try.make(form=form), 3) < EXACT
     a_round = of_replica_exchange.round_of(engine, 2)
     assert of_replica_exchange.joint_error(engine, of_replica_exchange.make(), 2, a_round) < EXACT
     target = power_target(engine, 2, 3.0, SamplingParams(), "blended")

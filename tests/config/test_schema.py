@@ -235,8 +235,10 @@ def test_identity_does_not_change_with_the_rest(make_config):
     base = identity_hash(make_config())
     for override in ("dataset.limit=3", "num_chains=4", "hardware.num_slots=2", "tracker=jsonl", "experiment=demo",
                      "hardware.device=cpu", "condition=ps", "grader.num_workers=2", "name=other", "sampler.proposal=matched",
-                     "sampler.proposal_temperature=0.25", "model.revision=main"):
+                     "sampler.proposal_temperature=0.25", "model.revision=main", "objective=accuracy_per_cost", "dry_run=true",
+                     "assumed.acceptance=0.1", "hardware.tokens_per_second=9", "dataset.ids=[arith-007]"):
         assert identity_hash(make_config(override)) == base, override
+    assert identity_hash(make_config("dataset.shards=[1]", "dataset.num_shards=3")) == base
     greedy = identity_hash(make_config("sampler=greedy"))
     assert identity_hash(make_config("sampler=greedy", "sampler.alpha=2")) == greedy
     warm = identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5"))
@@ -254,24 +256,19 @@ def test_identity_names_model_and_dataset_content(make_config):
     assert identity["sampler"] == "power_mh"
 
 
-def test_a_schema_without_slots_is_refused():
+def test_what_cannot_be_registered_is_refused():
     @dataclasses.dataclass
     class Open:
         """Takes anything."""
 
-    with pytest.raises(TypeError, match="slots"):
-        register("sampler", "open")(Open)
-    with pytest.raises(TypeError, match="groups are"):
-        register("smapler", "open")(Open)
-
-
-def test_two_components_of_one_name_are_refused():
     @dataclasses.dataclass(slots=True, kw_only=True)
     class Other(Sampler):
         """Another one."""
 
-    with pytest.raises(TypeError, match="already registered"):
-        register("sampler", "greedy")(Other)
+    for group, name, cls, said in (("sampler", "open", Open, "slots"), ("smapler", "open", Open, "groups are"),
+                                   ("sampler", "greedy", Other, "already registered")):
+        with pytest.raises(TypeError, match=said):
+            register(group, name)(cls)
 
 
 # The constructors of components: the defaults of the classes, which are those of the command line, and its checks.

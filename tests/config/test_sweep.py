@@ -431,13 +431,6 @@ def test_search_without_its_library_is_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_sweep_asks_of_the_command_line_changes_no_identity():
-    plain, *others = (configs_of("condition=ps", *extra)[0] for extra in (
-        (), ("objective=accuracy_per_cost",), ("dry_run=true",), ("assumed.acceptance=0.1",),
-        ("hardware.tokens_per_second=9",), ("dataset.ids=[arith-007]",), ("dataset.shards=[1]", "dataset.num_shards=3")))
-    assert all(identity_of(other) == identity_of(plain) for other in others)
-
-
 # Labels name the fields that differ from the condition's own values.
 
 @pytest.mark.parametrize(("overrides", "label"), [

@@ -34,16 +34,20 @@ def drawn(sampler: BestOfN, engine: TabularEngine) -> dict:
     return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
 
 
-def by_hand(q: dict, p: dict, select: str, num_candidates: int, alpha: float = 4.0) -> dict:
-    """The law as a sum over all tuples of candidates: the probability of a tuple times that of each choice from it."""
+def by_hand(q: dict, p: dict, select: str, num_candidates: int, alpha: float = 4.0, counts=lambda y: True) -> dict:
+    """The law as a sum over all tuples of candidates: the probability of a tuple times that of each choice from it.
+
+    A choice is among the candidates that count; a tuple without one adds nothing.
+    """
     law = dict.fromkeys(q, 0.0)
     for candidates in itertools.product(q, repeat=num_candidates):
+        kept = [y for y in candidates if counts(y)]
         if select == "power":
-            weights = [p[y] ** alpha / q[y] for y in candidates]
+            weights = [p[y] ** alpha / q[y] for y in kept]
         else:
-            keys = [math.log(p[y]) / (len(y) if select == "mean_log_p" else 1) for y in candidates]
-            weights = [float(place == keys.index(max(keys))) for place in range(num_candidates)]
-        for y, weight in zip(candidates, weights, strict=True):
+            keys = [math.log(p[y]) / (len(y) if select == "mean_log_p" else 1) for y in kept]
+            weights = [float(place == keys.index(max(keys))) for place in range(len(kept))]
+        for y, weight in zip(kept, weights, strict=True):
             law[y] += math.prod(q[x] for x in candidates) * weight / sum(weights)
     return law
 

@@ -13,17 +13,8 @@ from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_refine import DraftRefine
-from dflash_mcmc.testing import (
-    PROMPT,
-    balance_error,
-    invariance_error,
-    law_of,
-    power_target,
-    product_target,
-    score,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, law_of, product_target, score, total_variation
+from tests.sampler.stages import step_error, step_matrix
 
 EXACT = 1e-12
 BLEND = DraftBlend(beta=0.4)
@@ -38,18 +29,6 @@ def engine(blend=None, scale=0.5) -> TabularEngine:
     return TabularEngine(TabularModel(3, (0,), seed=0, scale=scale), blend, None, TabularDraft(3, 2, seed=7, scale=0.7))
 
 
-def matrix_of(engine, sampler):
-    target = power_target(engine, HORIZON, sampler.alpha, sampler.law(), sampler.source())
-    matrix = transition_matrix(engine, sampler, HORIZON, target)
-    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
-    return matrix, target
-
-
-def errors(engine, sampler) -> float:
-    matrix, target = matrix_of(engine, sampler)
-    return max(invariance_error(matrix, target), balance_error(matrix, target))
-
-
 CUTS = {"current": {}, "confidence": {"cut": "confidence"},
         "confidence_warm": {"cut": "confidence", "proposal_temperature": 0.6, "alpha": 2.0},
         "confidence_mild": {"cut": "confidence", "alpha": 1.5, "proposal_temperature": 1.0},
@@ -58,11 +37,11 @@ CUTS = {"current": {}, "confidence": {"cut": "confidence"},
 
 @pytest.mark.parametrize("options", CUTS.values(), ids=CUTS)
 def test_a_step_leaves_the_power_target_invariant(options):
-    assert errors(engine(), make(**options)) <= EXACT
+    assert step_error(engine(), make(**options), HORIZON) <= EXACT
 
 
 def test_a_step_leaves_the_blended_power_target_invariant():
-    assert errors(engine(BLEND), make(cut="confidence")) <= EXACT
+    assert step_error(engine(BLEND), make(cut="confidence"), HORIZON) <= EXACT
 
 
 @pytest.mark.parametrize(("early", "temperature", "rejects"), [
@@ -89,7 +68,7 @@ def test_the_floor_by_hand(cut, length, most):
 def test_early_rejection_changes_no_decision(cut):
     """The matrices agree to rounding, and some proposals are abandoned."""
     options = {"cut": cut, "proposal_temperature": 1.0}
-    early, full = (matrix_of(engine(), make(early_reject=early, **options))[0] for early in ("exact", "off"))
+    early, full = (step_matrix(engine(), make(early_reject=early, **options), HORIZON)[0] for early in ("exact", "off"))
     assert np.abs(early - full).max() <= EXACT
     decisions = [engine().run(make(num_steps=8, num_blocks=2, **options).chain(PROMPT, HORIZON, Key(seed))).abandoned
                  for seed in range(20)]
@@ -106,7 +85,7 @@ def test_the_chain_starts_at_the_drafts_law(cut, blend):
     tabular, sampler = engine(blend), make(cut=cut, start_temperature=0.7)
     start = chain_law(tabular, make(num_steps=0, start_temperature=0.7))
     assert total_variation(start, product_target(tabular, HORIZON, SamplingParams(0.7), "draft")) <= EXACT
-    matrix, target = matrix_of(tabular, sampler)
+    matrix, target = step_matrix(tabular, sampler, HORIZON)
     moved = np.array([start[state] for state in target.states]) @ matrix
     assert total_variation(chain_law(tabular, sampler), dict(zip(target.states, moved, strict=True))) <= EXACT
 
@@ -116,7 +95,7 @@ def test_the_law_approaches_the_target_with_the_steps():
     tabular = engine()
     law, found = product_target(tabular, HORIZON, SamplingParams(1.0), "draft"), {}
     for cut in ("current", "confidence"):
-        matrix, target = matrix_of(tabular, make(cut=cut))
+        matrix, target = step_matrix(tabular, make(cut=cut), HORIZON)
         start = np.array([law[state] for state in target.states])
         found[cut] = [0.5 * np.abs(start @ np.linalg.matrix_power(matrix, steps) - target.probability).sum()
                       for steps in (0, 1, 4, 16)]

@@ -10,7 +10,8 @@ from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry
-from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix
+from dflash_mcmc.testing import PROMPT, score
+from tests.sampler.stages import step_error
 
 EXACT = 1e-12
 SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
@@ -24,30 +25,24 @@ def make(**changes):
     return MultipleTry(**{**values, **changes})
 
 
-def errors(sampler, engine=SMALL, horizon=3):
-    target = power_target(engine, horizon, sampler.alpha, sampler.law(), "blended")
-    matrix = transition_matrix(engine, sampler, horizon, target)
-    return invariance_error(matrix, target), balance_error(matrix, target)
-
-
 @pytest.mark.parametrize("changes", [{}, {"num_tries": 1}, {"num_tries": 3}, {"proposal_temperature": None}, {"alpha": 0.5}],
                          ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_leaves_the_power_law_invariant(form, changes):
-    assert max(errors(make(form=form, **changes), horizon=2 if "num_tries" in changes else 3)) < EXACT
+    assert step_error(SMALL, make(form=form, **changes), 2 if "num_tries" in changes else 3) < EXACT
 
 
 @pytest.mark.parametrize("stops", [(), (0, 2)])
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
     engine = TabularEngine(TabularModel(3, stops, seed=9, scale=2.0))
-    assert max(errors(make(form=form, top_k=2), engine, 2)) < EXACT
+    assert step_error(engine, make(form=form, top_k=2), 2) < EXACT
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_exact_under_a_blend(form):
     engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final"))
-    assert max(errors(make(form=form), engine)) < EXACT
+    assert step_error(engine, make(form=form), 3) < EXACT
 
 
 def test_early_rejection_changes_nothing_and_saves_tokens():

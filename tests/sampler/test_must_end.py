@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,17 +13,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import MetropolisStep
 from dflash_mcmc.ops import UNENDED, Draw, SamplingParams, Steps, drive, ended_only, until_ended
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import (
-    PROMPT,
-    Target,
-    balance_error,
-    invariance_error,
-    law_of,
-    mean_of,
-    score,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, Target, law_of, score, total_variation, transition_matrix
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.laws import power_law, product_law, stopped
 from tests.sampler import test_best_of_n as of_best_of_n
@@ -37,6 +26,7 @@ from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
 from tests.sampler import test_stop_strings as of_stop_strings
 from tests.sampler import test_temperature as of_temperature
+from tests.sampler.stages import matrix_error
 
 EXACT, WRONG = 1e-11, 1e-3
 MODEL = TabularModel(2, (0,), seed=4)
@@ -48,6 +38,12 @@ def ended(model: TabularModel, law: dict) -> dict:
     """A law, given that an answer ends."""
     share = {tokens: p for tokens, p in law.items() if stopped(model, tokens)}
     return {tokens: p / sum(share.values()) for tokens, p in share.items()}
+
+
+def ended_target(model: TabularModel, horizon: int, alpha: float) -> Target:
+    """The power law, given that an answer ends."""
+    law = ended(model, power_law(model, horizon, alpha, product_law(model, horizon)))
+    return Target(list(law), np.array(list(law.values())))
 
 
 class Ended(NamedTuple):
@@ -67,11 +63,8 @@ class Ended(NamedTuple):
 
 def step_error(engine: TabularEngine, sampler: Any, horizon: int = 3) -> float:
     """The largest violation of invariance and balance, for the law of the definition. Every step stays on ended answers."""
-    law = ended(engine.model, power_law(engine.model, horizon, sampler.alpha, product_law(engine.model, horizon)))
-    target = Target(list(law), np.array(list(law.values())))
-    matrix = transition_matrix(engine, Ended(sampler), horizon, target)
-    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
-    return max(invariance_error(matrix, target), balance_error(matrix, target))
+    target = ended_target(engine.model, horizon, sampler.alpha)
+    return matrix_error(transition_matrix(engine, Ended(sampler), horizon, target), target)
 
 
 KERNELS = {
@@ -108,17 +101,9 @@ def _cut_off(path: Trajectory) -> Trajectory:
 def test_a_round_of_replica_exchange():
     """The product of the powers on ended answers, of which a round reaches no other."""
     engine, sampler = TabularEngine(MODEL), of_replica_exchange.make()
-    laws = [ended(MODEL, power_law(MODEL, 2, alpha, product_law(MODEL, 2))) for alpha in sampler.alphas]
-    before, after = {}, {}
-    for one, p in laws[0].items():
-        for two, q in laws[1].items():
-            ladder = of_replica_exchange.rungs_at(engine, sampler, [one, two])
-            before[tuple(of_replica_exchange.joint(ladder).tokens.tolist())] = p * q
-            moved = law_of(lambda key, ladder=ladder: of_replica_exchange.joint(
-                engine.run(ended_only(sampler.round(ladder, 2, key), 2))))
-            for reached, chance in moved.items():
-                after[reached] = after.get(reached, 0.0) + p * q * chance
-    assert total_variation(before, after) <= EXACT
+    targets = [ended_target(MODEL, 2, alpha) for alpha in sampler.alphas]
+    assert of_replica_exchange.joint_error(engine, sampler, 2, lambda sampler, ladder, key: engine.run(
+        ended_only(sampler.round(ladder, 2, key), 2)), targets) <= EXACT
 
 
 def test_a_swap_takes_an_answer_that_ends_to_the_higher_power():
@@ -134,33 +119,16 @@ def test_a_swap_takes_an_answer_that_ends_to_the_higher_power():
 @pytest.mark.parametrize("model", [MODEL, STRINGS], ids=["stop id", "stop string"])
 def test_the_weights_of_particles_are_unbiased(changes, model):
     """E[Z 1(result = x)] is p(x)^alpha for answers that end, and 0 for the others."""
-    engine, sampler = TabularEngine(model), of_power_smc.make(**changes)
-
-    def program(key):
-        done = engine.run(ended_only(sampler.chain(PROMPT, 3, key), 3))
-        return done.trajectory, math.exp(done.measures.get("log_z", -math.inf))
-
+    sampler = of_power_smc.make(**changes)
     expected = {tokens: p ** sampler.alpha for tokens, p in product_law(model, 3).items() if stopped(model, tokens)}
-    found = mean_of(program)
+    found = of_power_smc.weights_of(sampler, TabularEngine(model), 3, lambda steps: ended_only(steps, 3))
     assert max(abs(found[tokens] - expected.get(tokens, 0.0)) for tokens in found) <= EXACT * sum(expected.values())
     assert expected.keys() <= found.keys()
 
 
 def test_particle_independent_steps():
     """State (answer, Z): its invariant law is that of a run, weighed by Z, and a step keeps the law of the answer."""
-    engine, sampler = TabularEngine(MODEL), of_power_smc.make(wrapper="pimh")
-
-    def program(key):
-        def chain():
-            cloud = yield from sampler.cloud(Trajectory.start(PROMPT), 2, key.fold_in("run", 0))
-            path = cloud.chosen(key.fold_in("choose", 0))
-            step, _ = yield from sampler.independent_step(path, cloud.log_z, 2, key.fold_in("step"))
-            return step.trajectory, math.exp(cloud.log_z)
-
-        return engine.run(ended_only(chain(), 2))
-
-    weights = mean_of(program)
-    law = {tokens: weight / sum(weights.values()) for tokens, weight in weights.items()}
+    law = of_power_smc.pimh_law(of_power_smc.make(wrapper="pimh"), 2, lambda steps: ended_only(steps, 2))
     assert total_variation(law, ended(MODEL, power_law(MODEL, 2, 3.0, product_law(MODEL, 2)))) <= EXACT
 
 
@@ -190,17 +158,7 @@ def test_temperature_is_drawn_until_it_ends(model, most):
 def test_best_of_n_weighs_the_candidates_that_end(select):
     """By hand: the sum over all pairs of candidates of which one ends."""
     q, p = product_law(MODEL, 2, temperature=0.8), product_law(MODEL, 2)
-    expected = dict.fromkeys(q, 0.0)
-    for one in q:
-        for two in q:
-            kept = [y for y in (one, two) if stopped(MODEL, y)]
-            if select == "power":
-                weights = [p[y] ** 4 / q[y] for y in kept]
-            else:
-                keys = [math.log(p[y]) / (len(y) if select == "mean_log_p" else 1) for y in kept]
-                weights = [float(place == keys.index(max(keys))) for place in range(len(kept))]
-            for y, weight in zip(kept, weights, strict=True):
-                expected[y] += q[one] * q[two] * weight / sum(weights)
+    expected = of_best_of_n.by_hand(q, p, select, 2, counts=lambda y: stopped(MODEL, y))
     law, _ = again(of_best_of_n.make(select=select, num_candidates=2), MODEL, 2, 1)
     assert total_variation(law, {y: p / sum(expected.values()) for y, p in expected.items()}) <= EXACT
 

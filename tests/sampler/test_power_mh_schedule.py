@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
-from dflash_mcmc.testing import (
-    PROMPT,
-    law_of,
-    power_target,
-    product_target,
-    score,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, law_of, power_target, score, total_variation
+from tests.sampler.stages import extended, stepped
 
 EXACT = 1e-12
 HORIZON = 4
@@ -36,25 +28,6 @@ def engine_of(vocab_size=2) -> TabularEngine:
 def enumerated(engine, sampler, horizon=HORIZON) -> dict:
     """The law of the answer of a chain, by enumeration of all its random choices."""
     return law_of(lambda key: engine.run(sampler.chain(PROMPT, horizon, key)).trajectory)
-
-
-def extended(engine, sampler, law: dict, horizon: int) -> dict:
-    """The law after each sequence without a stop id is continued by q up to the horizon."""
-    whole, found = product_target(engine, horizon, sampler.law(), sampler.source()), dict[tuple, float]()
-    for tokens, probability in law.items():
-        ended = len(tokens) > 0 and tokens[-1] == STOP
-        later = {tokens: 1.0} if ended else {t: q for t, q in whole.items() if t[: len(tokens)] == tokens}
-        for longer, q in later.items():
-            found[longer] = found.get(longer, 0.0) + probability * q / sum(later.values())
-    return found
-
-
-def stepped(engine, sampler, law: dict, horizon: int) -> dict:
-    """The law after the steps of a stage, by the transition matrix of a step."""
-    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
-    matrix = np.linalg.matrix_power(transition_matrix(engine, sampler, horizon, target), sampler.num_steps)
-    vector = np.array([law.get(state, 0.0) for state in target.states])
-    return dict(zip(target.states, (vector @ matrix).tolist(), strict=True))
 
 
 def by_hand(engine, sampler, horizons=(1, 2, 4)) -> dict:

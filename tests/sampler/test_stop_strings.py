@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
@@ -11,21 +10,14 @@ from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams, Steps, Together, stopping
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import (
-    PROMPT,
-    balance_error,
-    invariance_error,
-    law_of,
-    power_target,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, law_of, power_target, total_variation
 from dflash_mcmc.types import Trajectory
 from tests.laws import power_law, product_law
 from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler.stages import step_error
 
 EXACT, WRONG = 1e-12, 1e-3
 TEXTS = {
@@ -87,14 +79,6 @@ def test_the_power_target_is_over_the_stopped_texts(name):
     assert total_variation(dict(zip(target.states, target.probability, strict=True)), by_hand) <= EXACT
 
 
-def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
-    """The largest violation of invariance and detailed balance by a step, for the power law of the definition."""
-    target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
-    matrix = transition_matrix(engine, sampler, horizon, target)
-    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
-    return max(invariance_error(matrix, target), balance_error(matrix, target))
-
-
 POWER_MH = {"current": {}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
             "early": {"early_reject": "exact", "proposal": "matched"},
             "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
@@ -104,12 +88,12 @@ POWER_MH = {"current": {}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
 @pytest.mark.parametrize("options", POWER_MH.values(), ids=POWER_MH)
 def test_power_mh(name, options):
     """The kernels of the other samplers: `test_must_end.py`, with a stop string too."""
-    assert step_errors(engine_of(name), of_power_mh.make(**options), 3) <= EXACT
+    assert step_error(engine_of(name), of_power_mh.make(**options), 3) <= EXACT
 
 
 def test_power_mh_under_a_blend():
     blend = LayerBlend(beta=0.4, layer=0, norm="final")
-    assert step_errors(engine_of("spans two tokens", blend=blend), of_power_mh.make(proposal="matched"), 3) <= EXACT
+    assert step_error(engine_of("spans two tokens", blend=blend), of_power_mh.make(proposal="matched"), 3) <= EXACT
 
 
 def pair() -> TabularEngine:
