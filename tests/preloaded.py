@@ -72,13 +72,14 @@ def _received(requests: socket.socket) -> list[int]:
     return list(descriptors)
 
 
-def _reap() -> None:
-    """Waits for programs that have ended, so that their time counts as time of this process's children."""
+def _reap() -> bool:
+    """Waits for children that have ended, so that their time counts as that of this process's children. Whether others run."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def _supervise(report: int, contained: bool) -> None:
@@ -113,10 +114,7 @@ def _end_descendants() -> None:
             for process in _descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+        if not _reap():
             return
 
 

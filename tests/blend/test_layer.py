@@ -47,15 +47,6 @@ def test_beta_zero_changes_nothing_and_negative_layers_count_from_the_end():
     assert torch.equal(LayerBlend(beta=0.0, layer=0, norm="none").mix(last, [last * 7], lambda h: h), last)
 
 
-def test_the_two_norms_differ():
-    last = torch.ones(1, 4)
-    tapped = [torch.full((1, 4), 8.0)]
-    raw, normed = (LayerBlend(beta=0.5, layer=0, norm=n).mix(last, tapped, lambda h: h / 8)
-                   for n in ("none", "final"))
-    assert raw[0, 0] == 4.5
-    assert normed[0, 0] == 1.0
-
-
 @pytest.mark.parametrize("norm", ["none", "final"])
 def test_a_random_direction_keeps_the_norm_and_nothing_else(norm):
     """The rotation is linear, the same for every row and for both kinds of array, and acts after the norm of the layer."""

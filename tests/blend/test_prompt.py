@@ -19,11 +19,11 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import plan
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same, ways
+from tests.engine.batching import test_batched as of_batched
+from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, all_same, chains, ways
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, product_law
 from tests.runs import execute, records_of
@@ -108,10 +108,6 @@ SECONDS = {prompt.tobytes(): np.concatenate([prompt[::-1][: cut - 1], prompt[-1:
            for prompt, cut in zip(PROMPTS, CUTS, strict=True)}
 
 
-def chains(sampler):
-    return [(tag, sampler.chain(PROMPTS[tag % len(PROMPTS)], HORIZON, Key(7).fold_in(tag))) for tag in range(NUM_CHAINS)]
-
-
 def engine_of(model, slots=8, decoder=None, draft=None, **options) -> BatchedEngine:
     parts = LanguageModel(model, stop_ids=STOPS)
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
@@ -120,7 +116,7 @@ def engine_of(model, slots=8, decoder=None, draft=None, **options) -> BatchedEng
 
 
 def run(model, sampler="power_mh", order=None, **options):
-    todo = chains(SAMPLERS[sampler])
+    todo = list(chains(SAMPLERS[sampler]))
     return {done.tag: done for done in engine_of(model, **options).run(todo if order is None else [todo[i] for i in order])}
 
 
@@ -136,9 +132,7 @@ def test_batched_is_reference(family, sampler):
     """The reference reads the second prompt from position 0: GPT-2 has learned positions, which do not count distances."""
     model = random_model(family)
     reference = RememberingReference(model, LanguageModel(model, stop_ids=STOPS), GUIDED, None, model, SECONDS)
-    found = run(model, sampler)
-    for tag, chain in chains(SAMPLERS[sampler])[: len(PROMPTS)]:
-        same(found[tag].result, reference.run(chain))
+    of_batched.same_as_reference(run(model, sampler), SAMPLERS[sampler], reference)
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +146,13 @@ def plain(qwen3):
 def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, sampler, **options)
-    for tag, done in plain(sampler).items():
-        same(found[tag].result, done.result, 0.0 if exact else TOLERANCE)
-        assert found[tag].cost.companion_forwards == found[tag].cost.token_forwards
+    all_same(found, plain(sampler), 0.0 if exact else TOLERANCE)
+    assert all(done.cost.companion_forwards == done.cost.token_forwards for done in found.values())
 
 
 @pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
 def test_a_decoder_changes_nothing(qwen3, plain, draft):
-    found = run(qwen3, decoder=match(), draft=draft)
-    for tag, done in plain("power_mh").items():
-        same(found[tag].result, done.result)
+    all_same(run(qwen3, decoder=match(), draft=draft), plain("power_mh"))
 
 
 def test_the_plan_has_a_second_cache_and_no_second_weights(qwen3):

@@ -44,17 +44,14 @@ MISTAKES = {
     "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
     "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
-    "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number >= 1e-06"),
     "one for true": (["dry_run=1"], "dry_run", "'1'; allowed: true or false"),
     "fraction for a whole number": (["seed=1.5"], "seed", "'1.5'; allowed: a whole number"),
     "null for a number": (["sampler.alpha=null"], "sampler.alpha", "a number >= 1e-06"),
     "alpha zero": (["sampler.alpha=0"], "sampler.alpha", "0.0; allowed: a number >= 1e-06"),
     "alpha not finite": (["sampler.alpha=.nan"], "sampler.alpha", "a number >= 1e-06"),
-    "beta above one": (["blend=layer", "blend.beta=1.1"], "blend.beta", "1.1; allowed: a number >= -10 and <= 1"),
     "layer outside the model": (["blend=layer", "blend.layer=8"], "blend.layer", "8; allowed: -8 to 7"),
     "layer before the model": (["blend=layer", "blend.layer=-9"], "blend.layer", "-9; allowed: -8 to 7"),
-    "no blocks": (["sampler.num_blocks=0"], "sampler.num_blocks", "0; allowed: a whole number >= 1"),
     "steps negative": (["sampler.num_steps=-1"], "sampler.num_steps", "-1; allowed: a whole number >= 0"),
     "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'entropy'"),
     "limit zero": (["dataset.limit=0"], "dataset.limit", "a whole number >= 1 or null"),
@@ -66,13 +63,11 @@ MISTAKES = {
     "dtype": (["model.dtype=int8"], "model.dtype", "one of 'auto', 'float32'"),
     "device": (["hardware.device=tpu"], "hardware.device", "auto, cpu, cuda"),
     "chunk": (["hardware.prefill_chunk=65"], "hardware.prefill_chunk", "a power of two"),
-    "several values without a sweep": (["sampler.alpha=2,4"], "sampler.alpha", "-m before the overrides"),
     "not an override": (["sampler.alpha 2"], "sampler.alpha 2", "field=value"),
     "a word for help": (["help"], "help", "or --help"),
     "an option alone": (["greedy"], "greedy", "(did you mean condition=greedy or sampler=greedy?); allowed: field=value"),
     "a flag for a field": (["--temperature=0.7", "dataset.limit=4"], "--temperature=0.7", "has no dashes: temperature=0.7"),
     "a file for a folder": (["model.path=pyproject.toml"], "model.path", "a folder that exists"),
-    "last point of a sweep": (["-m", "sampler.alpha=2,4,-4"], "sampler.alpha", "-4.0; allowed: a number >= 1e-06"),
     "field left out": (["~seed"], "seed", "not given"),
     "name that leaves the folder": (["name=../evil"], "name", "letters, digits"),
     "condition that leaves the folder": (["condition.name=../evil"], "condition.name", "letters, digits"),
@@ -80,7 +75,6 @@ MISTAKES = {
     "null for a group": (["sampler=null"], "sampler", "sampler"),
     "a sweep of choices that do not fit": (["-m", "sampler.alpha=choice(1,2),x"], "sampler.alpha", "cannot read"),
     "hub name that is none": (["model.path=foo bar", "blend=layer"], "model.path", "a hub name such as"),
-    "unknown experiment": (["experiment=dmeo"], "experiment", "did you mean 'demo'"),
     "group left out": (["~sampler"], "sampler", "not given"),
     "text for a group of fields": (["vote=weighted"], "vote", "'weighted'; allowed: values of its fields: vote.power, vote"),
     "number for a group of fields": (["paths=3"], "paths", "'3'; allowed: values of its fields: paths.outputs, paths.assets"),
@@ -239,6 +233,8 @@ def test_identity_does_not_change_with_the_rest(make_config):
                      "assumed.acceptance=0.1", "hardware.tokens_per_second=9", "dataset.ids=[arith-007]"):
         assert identity_hash(make_config(override)) == base, override
     assert identity_hash(make_config("dataset.shards=[1]", "dataset.num_shards=3")) == base
+    voted = make_config(*CHAINS, "aggregate=[power,adaptive]", "vote.power.alpha=2", "vote.adaptive.confidence=0.9")
+    assert identity_hash(voted) == identity_hash(make_config(*CHAINS))
     greedy = identity_hash(make_config("sampler=greedy"))
     assert identity_hash(make_config("sampler=greedy", "sampler.alpha=2")) == greedy
     warm = identity_hash(make_config("sampler=temperature", "sampler.temperature=0.5"))
@@ -414,12 +410,6 @@ def test_penalties_and_any_sampler_s_adaptive_vote_are_allowed(make_config):
     assert make_config(*CHAINS, "sampler.presence_penalty=0.5", "aggregate=power").aggregates() == ["power"]
     assert make_config("condition=ps", "num_chains=4", "aggregate=[log_p,adaptive]").aggregates() == ["log_p", "adaptive"]
     assert [name for name, found in components("sampler").items() if found.cls.draws_once] == ["temperature"]
-
-
-def test_nothing_of_it_is_identity(make_config):
-    plain = identity_hash(make_config(*CHAINS))
-    other = make_config(*CHAINS, "aggregate=[power,adaptive]", "vote.power.alpha=2", "vote.adaptive.confidence=0.9")
-    assert identity_hash(other) == plain
 
 
 def test_a_search_maximises_the_first_way():

@@ -35,13 +35,9 @@ CUTS = {"current": {}, "confidence": {"cut": "confidence"},
         "hot": {"proposal_temperature": 1.5, "alpha": 0.8}}
 
 
-@pytest.mark.parametrize("options", CUTS.values(), ids=CUTS)
-def test_a_step_leaves_the_power_target_invariant(options):
-    assert step_error(engine(), make(**options), HORIZON) <= EXACT
-
-
-def test_a_step_leaves_the_blended_power_target_invariant():
-    assert step_error(engine(BLEND), make(cut="confidence"), HORIZON) <= EXACT
+@pytest.mark.parametrize(("name", "blend"), [*((name, None) for name in CUTS), ("confidence", BLEND)])
+def test_a_step_leaves_the_power_target_invariant(name, blend):
+    assert step_error(engine(blend), make(**CUTS[name]), HORIZON) <= EXACT
 
 
 @pytest.mark.parametrize(("early", "temperature", "rejects"), [

@@ -32,17 +32,13 @@ def test_each_form_leaves_the_power_law_invariant(form, changes):
     assert step_error(SMALL, make(form=form, **changes), 2 if "num_tries" in changes else 3) < EXACT
 
 
-@pytest.mark.parametrize("stops", [(), (0, 2)])
+@pytest.mark.parametrize(("engine", "top_k", "horizon"), [
+    *((TabularEngine(TabularModel(3, stops, seed=9, scale=2.0)), 2, 2) for stops in ((), (0, 2))),
+    (TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final")), 0, 3)],
+    ids=["top_k, no stop id", "top_k, two stop ids", "blend"])
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
-    engine = TabularEngine(TabularModel(3, stops, seed=9, scale=2.0))
-    assert step_error(engine, make(form=form, top_k=2), 2) < EXACT
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_exact_under_a_blend(form):
-    engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, norm="final"))
-    assert step_error(engine, make(form=form), 3) < EXACT
+def test_each_form_is_exact_with_truncation_other_stop_ids_and_a_blend(form, engine, top_k, horizon):
+    assert step_error(engine, make(form=form, top_k=top_k), horizon) < EXACT
 
 
 def test_early_rejection_changes_nothing_and_saves_tokens():

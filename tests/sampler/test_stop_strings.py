@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
@@ -84,16 +86,12 @@ POWER_MH = {"current": {}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
             "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
 
 
-@pytest.mark.parametrize("name", ["spans two tokens", "overlaps itself"])
-@pytest.mark.parametrize("options", POWER_MH.values(), ids=POWER_MH)
-def test_power_mh(name, options):
+@pytest.mark.parametrize(("name", "blend", "options"), [
+    *itertools.product(("spans two tokens", "overlaps itself"), (None,), POWER_MH.values()),
+    ("spans two tokens", LayerBlend(beta=0.4, layer=0, norm="final"), {"proposal": "matched"})], ids=str)
+def test_power_mh(name, blend, options):
     """The kernels of the other samplers: `test_must_end.py`, with a stop string too."""
-    assert step_error(engine_of(name), of_power_mh.make(**options), 3) <= EXACT
-
-
-def test_power_mh_under_a_blend():
-    blend = LayerBlend(beta=0.4, layer=0, norm="final")
-    assert step_error(engine_of("spans two tokens", blend=blend), of_power_mh.make(proposal="matched"), 3) <= EXACT
+    assert step_error(engine_of(name, blend=blend), of_power_mh.make(**options), 3) <= EXACT
 
 
 def pair() -> TabularEngine:
