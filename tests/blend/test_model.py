@@ -353,6 +353,14 @@ def test_what_is_refused(make_config, given, line):
         make_config(*given)
 
 
+def another_tokenizer(make_config, folder, change) -> str:
+    shutil.copytree(make_config(*GIVEN).blend.model, folder)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    change(values)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    return str(folder)
+
+
 def swap_two(values):
     vocabulary = values["model"]["vocab"]
     a, b = sorted(vocabulary, key=vocabulary.get)[30:32]
@@ -366,10 +374,7 @@ def drop_one(values):
 @pytest.mark.parametrize(("change", "said"), [
     (swap_two, r"30 is '.', and the target's is '.'; 2"), (drop_one, r"\d+ is none, and the target's is '</think>'; 1")])
 def test_a_tokenizer_of_the_same_size_with_other_tokens_is_refused(make_config, tmp_path, change, said):
-    shutil.copytree(make_config(*GIVEN).blend.model, folder := tmp_path / "other")
-    values = json.loads((folder / "tokenizer.json").read_text())
-    change(values)
-    (folder / "tokenizer.json").write_text(json.dumps(values))
+    folder = another_tokenizer(make_config, tmp_path / "other", change)
     config = make_config("blend=model", f"blend.model={folder}", "dataset.limit=1", "sampler=temperature")
     line = rf"blend.model: given '.*other'; allowed: a model with the target's tokenizer \(its token {said} of \d+ differ\)"
     for refuses in (lambda: config.blend.check_model(config.model), lambda: execute(config)):

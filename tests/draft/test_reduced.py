@@ -37,6 +37,7 @@ from tests.runs import execute, records_of
 from tests.sampler import test_draft_mh as of_draft_mh
 from tests.sampler import test_draft_refine as of_draft_refine
 from tests.sampler import test_power_smc as of_power_smc
+from tests.sampler.stages import step_error
 from tests.speculation import speculative_error
 from tests.targets import random_model
 
@@ -242,7 +243,7 @@ def test_the_mixture_is_exact_and_irreducible(changes):
 
 
 def test_draft_refine_keeps_its_law_and_power_smc_would_not():
-    assert of_draft_refine.errors(tabular(), of_draft_refine.make(cut="confidence")) <= 1e-12
+    assert step_error(tabular(), of_draft_refine.make(cut="confidence"), of_draft_refine.HORIZON) <= 1e-12
     smc, p = of_power_smc.make(proposal="draft", temperature=0.8), product_law(tabular(1).model, 2, None)
     found, expected = of_power_smc.weights_of(smc, tabular(1)), {x: share**smc.alpha for x, share in p.items()}
     lost = [x for x in expected if x[-1] == 1 and len(x) == 2]
