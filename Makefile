@@ -177,7 +177,6 @@ golden: $(READY)  ##- the stored runs again, compared to the last bit on the mac
 
 bench: $(READY)  ##- speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m tests.bench
-	$(BIN)/python -m tests.bench.reports
 
 bench-gpu: $(READY)  ##- steps on a GPU beside the limit of its memory, at Qwen3-4B's shape, as a table (below 6 minutes; goes on where it was; ARGS=--fresh, ARGS=--tiny: on a CPU)
 	TRITON_CACHE_DIR=outputs/bench_gpu/triton $(BIN)/python -m tests.bench.gpu outputs/bench_gpu $(ARGS)

@@ -163,9 +163,3 @@ def test_a_pair_has_a_row_for_each_way_of_drawing(make_config):
     names = ["plain", "speculative", "generate", "generate, assisted"]
     assert [(row["by"], row["answers"], row["answers of plain"]) for row in rows] == [(name, 2, 1.0) for name in names]
     assert [row["tau"] is not None for row in rows] == [False, True, False, False]
-
-
-@pytest.mark.slow
-def test_reports_of_two_sizes_are_measured(command):
-    done = command("tests.bench.reports", "40", "80")
-    assert [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]] == ["40", "80"], done.stderr
