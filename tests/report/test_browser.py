@@ -25,12 +25,14 @@ const head = page.querySelector("#overall thead th:nth-child(2) [role=button]");
 const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[1].textContent);
 const before = column();
 head.click();
+const scrolled = () => [...page.querySelectorAll(".scroller")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel);
+const hints = () => [...page.querySelectorAll(".frame > .hint")].filter(e => e.offsetHeight).map(e => e.nextSibling.ariaLabel);
+for (let n = 0; n < 200 && scrolled().length !== hints().length; n++) await new Promise(done => setTimeout(done, 20));
 return {
   width: root.clientWidth, scroll: root.scrollWidth, wide: wide.map(e => e.outerHTML.slice(0, 80)),
   figures: page.querySelectorAll("figure svg").length,
   empty: [...page.querySelectorAll("figure svg")].filter(e => !(e.getBoundingClientRect().height > 50)).length,
-  scrolled: [...page.querySelectorAll(".scroller")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel),
-  hints: [...page.querySelectorAll(".frame > .hint")].filter(e => e.offsetHeight).map(e => e.nextSibling.ariaLabel),
+  scrolled: scrolled(), hints: hints(),
   figure_grounds: [...page.querySelectorAll("figure svg")].map(e => getComputedStyle(e.querySelector("path")).fill)
     .filter(fill => fill !== "none"),
   hidden: [...page.querySelectorAll(".table")].filter(e => scrolls(e) && e.scrollHeight > e.clientHeight).length,
