@@ -24,9 +24,9 @@ const wide = [...page.querySelectorAll("body *")].filter(element => beyond(eleme
 const head = page.querySelector("#overall thead th:nth-child(2) [role=button]");
 const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[1].textContent);
 const before = column();
-head.click();
-const scrolled = () => [...page.querySelectorAll(".scroller")].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel);
-const hints = () => [...page.querySelectorAll(".frame > .hint")].filter(e => e.offsetHeight).map(e => e.nextSibling.ariaLabel);
+head.click(); const named = e => e.ariaLabel;
+const scrolled = () => [...page.querySelectorAll(".scroller")].filter(e => e.scrollWidth > e.clientWidth + 1).map(named);
+const hints = () => [...page.querySelectorAll(".frame > .hint")].filter(e => e.offsetHeight).map(e => named(e.nextSibling));
 for (let n = 0; n < 200 && scrolled().length !== hints().length; n++) await new Promise(done => setTimeout(done, 20));
 return {
   width: root.clientWidth, scroll: root.scrollWidth, wide: wide.map(e => e.outerHTML.slice(0, 80)),
