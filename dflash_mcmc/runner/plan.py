@@ -319,10 +319,9 @@ def table(command: Command) -> str:
             rates.append(f"hours: the rate is that of {like.folder}, which this machine has finished")
         tasks = tasks_of(config)
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
-        planned = runs.setdefault(_settings(job.config), run)
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
-        if planned.estimate.num_samples < run.estimate.num_samples:
-            runs[_settings(job.config)] = run
+        if runs.setdefault(key := _settings(job.config), run).estimate.num_samples < run.estimate.num_samples:
+            runs[key] = run
     estimates = [run.estimate for run in runs.values()]
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
     if searches and num_trials is not None:
