@@ -53,8 +53,8 @@ class ApiEngine(DelegatingEngine):
 
     def _step(self, run: LiveChains) -> None:
         """Waits until a request ends, or a short time, and gives the chains their answers."""
-        started, live = time.perf_counter(), len(run.live)
-        works = [chain.work for chain in run.live if chain.work is not None and chain.waits]
+        started, live = time.perf_counter(), len(run.chains)
+        works = [chain.work for chain in run.chains if chain.work is not None and chain.waits]
         if self._asked or works:
             wait([*self._asked, *works], _WAIT_SECONDS, FIRST_COMPLETED)
         ended = [future for future in self._asked if future.done()]

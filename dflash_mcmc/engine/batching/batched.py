@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -86,17 +86,17 @@ class GraphedSteps:
         self._pool: Any = None
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`."""
         if len(groups) > 1 or riders is not None or any(law.function for law in (groups[0].params, *groups[0].laws)):
-            self._stepper.step(cache, state, batch, key_length, groups, floors, riders)
+            self._stepper.step(cache, state, batch, key_length, groups, riders)
             return
         if self._version != self._endings.tables.version:
             self._graphs.clear()
             self._version = self._endings.tables.version
-        name = (batch, key_length, groups[0], floors, len(state.seen), len(state.counts), state.columns.shape[2])
+        name = (batch, key_length, groups[0], state.has_floors, len(state.seen), len(state.counts), state.columns.shape[2])
         if name not in self._graphs:
-            self._graphs[name] = self._capture(cache, state, batch, key_length, groups, floors)
+            self._graphs[name] = self._capture(cache, state, batch, key_length, groups)
         self._graphs[name].replay()
 
     def _capture(self, *arguments) -> torch.cuda.CUDAGraph:
@@ -145,14 +145,21 @@ class BatchedEngine(ChainRunner):
         self.model, self.num_slots, self.options, self._few_rows = model, num_slots, options, few_rows
         proposer: Drafter | None = speculation.drafter if speculation else drafter
         work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
-        _check_positions(work)
+        for each in work.models:
+            if each.max_positions is not None and max_length > each.max_positions:
+                name = "the model's" if each is model else "those of " + ("blend" if each is companion else "draft") + ".model"
+                raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
+                                f"{each.max_positions} ({name})")
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = EngineSteps(proposer, speculation.rule if speculation else None, few_rows)
-        if free_rows(model, made, implementation) and _free_companion(companion, work, few_rows):
+        # Blocks of a draft beside a companion are not compared.
+        free = companion is None or (proposer is None and free_rows(companion, EngineSteps(few_rows=few_rows),
+                                                                    work.implementation(companion)))
+        if free_rows(model, made, implementation) and free:
             ladder = ladder._replace(row_step=1)
         beside, drafting = (None if each is None else ModelRunner(
             each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
@@ -170,8 +177,11 @@ class BatchedEngine(ChainRunner):
         stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
             reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
-            reason = reasons[0] if reasons else _uncaptured(speculation, grid)
-            stepper = graphed(stepper, reason, runner.endings)
+            if speculation is not None and speculation.trace:
+                reasons.append("decoder.trace reads every step")
+            if grid is not None:
+                reasons.append("steps use a draft of every token")
+            stepper = graphed(stepper, next(iter(reasons), None), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -192,7 +202,7 @@ class BatchedEngine(ChainRunner):
         self._meter.reset_clock()
         self._dropped.clear()
         scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
-        with closing(scheduler), self._memory.runner.ready(self._few_rows):
+        with self._memory.runner.ready(self._few_rows):
             yield from scheduler.fill()
             while scheduler.waits:
                 yield from scheduler.end_steps(self._step(scheduler)) if scheduler.running else scheduler.fill()
@@ -214,31 +224,6 @@ class BatchedEngine(ChainRunner):
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
         return stop
-
-
-def _free_companion(companion: LanguageModel | None, work: Workload, few: bool) -> bool:
-    """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
-    if companion is None:
-        return True
-    steps = EngineSteps(few_rows=few)
-    return work.drafter is None and free_rows(companion, steps, work.implementation(companion))
-
-
-def _check_positions(work: Workload) -> None:
-    """Raises UserError if the longest sequence exceeds the positions of a model."""
-    for model in work.models:
-        name = "the model's" if model is work.model else "those of " + (
-            "blend.model" if model is work.companion else "draft.model")
-        if model.max_positions is not None and work.max_length > model.max_positions:
-            raise UserError(f"dataset.max_new_tokens: prompt and generation need {work.max_length} positions; allowed: "
-                            f"{model.max_positions} ({name})")
-
-
-def _uncaptured(speculation: Speculation[Drafter] | None, grid: BlockGrid | None) -> str | None:
-    """Why an engine does not capture its steps; None if it does."""
-    if speculation is not None and speculation.trace:
-        return "decoder.trace reads every step"
-    return "steps use a draft of every token" if grid is not None else None
 
 
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:

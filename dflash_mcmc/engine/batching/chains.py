@@ -93,10 +93,6 @@ class LiveChain:
         """Whether the chain waits for work outside of the engine."""
         return self.work is not None and not self.work.done()
 
-    def has_answer(self, number: int) -> bool:
-        """Whether an operation of the request has its answer."""
-        return self._answers[number] is not None
-
     def note(self, number: int, answer: Trajectory, walk: Sequence[dict[str, object]] = ()) -> None:
         """Notes the answer to an operation of the request."""
         self._answers[number], self._walks[number] = answer, list(walk)
@@ -190,23 +186,17 @@ def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory |
             chain.note(number, operation.trajectory)
             return None
         return operation.trajectory
-    shared = _shared(chain, number, operation) if skip_identical else operation.trajectory
-    if shared.complete(operation.horizon) or operation.is_abandoned(shared):
-        chain.note(number, shared)
+    base, along = operation.trajectory, operation.along
+    if skip_identical and along is not None and not base.complete(operation.horizon):
+        along = along.prefix(operation.horizon)
+        shared = min(along.drawn_again(base.length, operation.uniforms()[: along.length - base.length]),
+                     operation.until_abandoned(along))
+        chain.charge(number, tokens_skipped=shared)
+        base = along.prefix(base.length + shared)
+    if base.complete(operation.horizon) or operation.is_abandoned(base):
+        chain.note(number, base)
         return None
-    return shared
-
-
-def _shared(chain: LiveChain, number: int, draw: Draw) -> Trajectory:
-    """The draw's trajectory, with the tokens that it shares with `draw.along`."""
-    start, along = draw.trajectory.length, draw.along
-    if along is None or draw.trajectory.complete(draw.horizon):
-        return draw.trajectory
-    along = along.prefix(draw.horizon)
-    shared = along.drawn_again(start, draw.uniforms()[: along.length - start])
-    shared = min(shared, draw.until_abandoned(along))
-    chain.charge(number, tokens_skipped=shared)
-    return along.prefix(start + shared)
+    return base
 
 
 class Placement(NamedTuple):

@@ -31,7 +31,6 @@ from dflash_mcmc.engine.batching.rows import (
     num_columns,
     processed,
 )
-from dflash_mcmc.engine.speculative.drafter import DraftStates
 from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
@@ -59,26 +58,32 @@ class PlainSteps:
         return plain_cost(tokens, counts)
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
-        said = self._said(cache, state, batch, key_length, groups)
+        sources, grid, said = {group.source for group in groups}, self.runner.grid, None
+        if grid is not None and self.runner.drafts(sources):
+            said = grid.at_step(cache, state, batch, key_length)
         hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
-        sources = {group.source for group in groups}
         logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
         if riders is not None:
-            logits = _ridden(logits, riders)
+            # A rider has the logits of its leader. Sources that share a tensor still share one.
+            ridden = {id(values): values[riders.leader] for values in logits.values()}
+            logits = {name: ridden[id(values)] for name, values in logits.items()}
         if self.runner.model.takes_ranges and logits.keys() == {"blended"} and not any(map(num_columns, groups)):
             from dflash_mcmc.engine.batching import gpu_draw  # Triton has packages for Linux alone
 
-            tokens = gpu_draw.drawn(state, logits["blended"], groups, self.runner.endings, floors)
+            tokens = gpu_draw.drawn(state, logits["blended"], groups, self.runner.endings)
         else:
-            tokens = self._drawn(state, logits, groups, floors)
+            tokens = self._drawn(state, logits, groups)
         if riders is not None:
-            _part(state, riders, tokens)
+            # Live riders part from leaders that have drawn another token or have ended.
+            status = state.status[: riders.batch]
+            apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
+            state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
 
-    def _drawn(self, state: Rows, logits: dict[str, torch.Tensor], groups: tuple[Group, ...], floors: bool) -> torch.Tensor:
+    def _drawn(self, state: Rows, logits: dict[str, torch.Tensor], groups: tuple[Group, ...]) -> torch.Tensor:
         """Draws a token for each row of the logits, int64 (rows,), and advances the live rows. Other rows do not change."""
         batch = len(logits["blended"])
         rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
@@ -118,34 +123,13 @@ class PlainSteps:
             state.matched[:batch] = states[:, 0]
         ended = endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
         after = Status.DONE * ended
-        if floors:
+        if state.has_floors:
             state.weight[:batch] += torch.where(drawn, state.alpha[:batch] * scores[:, 0] - scores[:, 1], 0.0)
             below = below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
             after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
         after = torch.where(failed, Status.FAILED, after)
         state.status[:batch] = torch.where(live, after, status)
         return tokens
-
-    def _said(self, cache: KVCache, state: Rows, batch: int, key_length: int,
-              groups: tuple[Group, ...]) -> DraftStates | None:
-        """The draft's hidden states for the next tokens; None if no row needs them."""
-        grid = self.runner.grid
-        if grid is None or not (self.runner.blend.needs_draft or any(group.source == "draft" for group in groups)):
-            return None
-        return grid.at_step(cache, state, batch, key_length)
-
-
-def _ridden(logits: dict[str, torch.Tensor], riders: SharedForwards) -> dict[str, torch.Tensor]:
-    """The logits of all rows that draw. A rider has those of its leader. Sources that share a tensor still share one."""
-    ridden = {id(values): values[riders.leader] for values in logits.values()}
-    return {name: ridden[id(values)] for name, values in logits.items()}
-
-
-def _part(state: Rows, riders: SharedForwards, tokens: torch.Tensor) -> None:
-    """Parts live riders from leaders that have drawn another token or have ended."""
-    status = state.status[: riders.batch]
-    apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
-    state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
 
 
 def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray) -> Start:
@@ -294,10 +278,10 @@ class DecodeLoop:
 
     def _step(self, slots: Sequence[Slot]) -> None:
         live, batch = len(slots), self._batch(self._num_fed)
-        floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
+        self.rows.has_floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
         for _ in range(self.steps_per_sync):
             keys = self._memory.reserve_step(self._top[:batch], self.stepper.reach)
-            self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, floors, self._riders)
+            self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, self._riders)
             self._top[:live] += self.stepper.tokens_a_step
             if self._tracer:
                 self._tracer.keep(slots)
@@ -307,7 +291,9 @@ class DecodeLoop:
 
     def _parted(self, progress: RowProgress) -> list[Diverged]:
         rows = np.flatnonzero(progress.status == Status.DIVERGED).tolist()
-        tokens = self.rows.tokens_at(rows, progress.position[rows]) if rows else []
+        if not rows:
+            return []
+        tokens = self.rows.tokens[rows, torch.from_numpy(progress.position[rows]).to(self.rows.device)].tolist()
         return [Diverged(row, int(progress.position[row]), token) for row, token in zip(rows, tokens, strict=True)]
 
     def _ended(self, slots: Sequence[Slot], progress: RowProgress) -> list[EndedDraw]:

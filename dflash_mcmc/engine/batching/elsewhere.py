@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +15,15 @@ import numpy as np
 import transformers
 
 from dflash_mcmc.engine.batching.chains import LiveChain
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
-from dflash_mcmc.engine.batching.scheduler import Turns
+from dflash_mcmc.engine.batching.scheduler import ChainPool
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.ops import Chain
-from dflash_mcmc.types import ChainResult, Cost, Trajectory
+from dflash_mcmc.types import Cost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
@@ -145,9 +145,9 @@ class DelegatingEngine(ChainRunner):
         run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
         try:
             yield from run.fill()
-            while run.live:
+            while run.chains:
                 self._step(run)
-                run.drop(self._dropped)
+                run.end_dropped(self._dropped)
                 self._dropped.clear()
                 self._abort([request for request, asked in self._asked.items() if asked.chain.ended])
                 yield from run.fill()
@@ -168,7 +168,7 @@ class DelegatingEngine(ChainRunner):
         """Ends requests, and takes them out of `_asked`."""
 
 
-class LiveChains:
+class LiveChains(ChainPool):
     """The chains of one run, for an engine whose operations are carried out elsewhere.
 
     Args:
@@ -177,32 +177,28 @@ class LiveChains:
         begin: begins the operations of a chain's new request.
 
     Attributes:
-        live: chains in progress.
         more: whether another chain may wait.
     """
 
     def __init__(self, chains: Iterator[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
                  meter: Meter):
-        self.live, self.more = set[LiveChain](), True
-        self._chains, self._num_chains, self._begin, self._meter = chains, num_chains, begin, meter
-        self._turns = Turns(begin, self._end, meter.now)
-        self._finished: list[Finished] = []
+        super().__init__(meter)
+        self._source, self._num_chains, self._asks, self.more = chains, num_chains, begin, True
         self._clocks: dict[LiveChain, float] = {}
 
     def fill(self) -> list[Finished]:
         """Goes on with chains that have paused, and begins chains while there is room. Returns the chains that have ended."""
-        self._turns.resume()
-        while self.more and len(self.live) < self._num_chains:
+        self.resume()
+        while self.more and len(self.chains) < self._num_chains:
             try:
-                entry = next(self._chains)
+                entry = next(self._source)
             except StopIteration:
                 self.more = False
                 break
             if entry is None:  # no chain waits now
                 break
             self._admit(*entry)
-        finished, self._finished = self._finished, []
-        return finished
+        return self.take_finished()
 
     def end(self, chain: LiveChain, number: int, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
         """Gives a chain the answer to an operation of its request; None ends it, for this reason."""
@@ -212,7 +208,7 @@ class LiveChains:
             self._give_up(chain, failure)
             return
         chain.note(number, answer)
-        self._turns.advance(chain)
+        self.advance(chain)
 
     def fail(self, chain: LiveChain, error: Exception) -> None:
         """Raises an error in a chain. One that catches it ends, and another ends the run."""
@@ -222,16 +218,6 @@ class LiveChains:
             chain.generator.throw(error)
         self._give_up(chain, str(error))
 
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains before their end."""
-        for chain in [chain for chain in self.live if chain.tag in tags]:
-            self._give_up(chain, DROPPED)
-
-    def _give_up(self, chain: LiveChain, reason: str) -> None:
-        chain.generator.close()
-        chain.settle()
-        self._end(chain, None, reason)
-
     def _admit(self, tag: Hashable, generator: Chain) -> None:
         try:
             request = next(generator)
@@ -239,14 +225,13 @@ class LiveChains:
             self._finished.append(Finished(tag, stop.value, Cost(), 0.0, 0.0))
             return
         chain = LiveChain(tag, generator)
-        self.live.add(chain)
-        self._clocks[chain] = self._meter.clock
+        self.chains[chain], self._clocks[chain] = None, self._meter.clock
         chain.ask(request)
         self._begin(chain)
-        self._turns.advance(chain)
+        self.advance(chain)
 
-    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
-        self.live.remove(chain)
-        self._turns.leave(chain)
+    def _begin(self, chain: LiveChain) -> None:
+        self._asks(chain)
+
+    def _release(self, chain: LiveChain) -> None:
         chain.seconds = self._meter.clock - self._clocks.pop(chain)
-        self._finished.append(chain.finished(result, failure))

@@ -124,13 +124,12 @@ def _draw(target, own, temperature, maxima, own_maxima, sums, uniforms, drawn_to
     tl.store(statuses + row, tl.where(failed, _FAILED, after), mask=live)
 
 
-def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: Endings, floors: bool) -> torch.Tensor:
+def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: Endings) -> torch.Tensor:
     """Draws a token for the first rows and advances the live ones. Returns the tokens, int64 (rows,).
 
     Args:
         logits: float32 (rows, vocabulary), of the target.
         groups: the sampling parameters of the rows.
-        floors: whether any row has a floor.
     """
     (rows, size), params, logits = logits.shape, groups[0].params, logits.contiguous()
     maxima = own_maxima = logits.amax(dim=-1)
@@ -147,7 +146,7 @@ def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: E
         logits, own, temperature, maxima, own_maxima, sums, state.uniforms, tokens, state.tokens, state.scores,
         state.seen.view(torch.uint8), state.counts, state.position, state.last, state.origin, state.status, state.rounds,
         state.fed, state.matched, state.alpha, state.weight, state.floor, state.log_length, endings.ids,
-        *(tables.tensors), size, state.tokens.shape[1], blocks, len(endings.ids), num_laws, floors,
+        *(tables.tensors), size, state.tokens.shape[1], blocks, len(endings.ids), num_laws, state.has_floors,
         tables.version > 0, len(state.seen) > 0, len(state.counts) > 0, triton.next_power_of_2(blocks),
         max(2, triton.next_power_of_2(len(endings.ids))))
     return tokens

@@ -7,14 +7,14 @@ ids. Cumulative sums are in float64, first over the blocks and then inside the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dflash_mcmc.errors import UserError, reason_of
-from dflash_mcmc.ops import LawFunction, SamplingParams
+from dflash_mcmc.ops import LawFunction, SamplingParams, counted_from
 
 _BLOCK = 512
 """Token ids whose weights are summed together."""
@@ -76,6 +76,24 @@ def counts_of(tokens: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """How often each token of the vocabulary is in `tokens`, int64 (n,), with the shape (vocabulary,) and type of `like`."""
     ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(like.device)
     return torch.zeros_like(like).index_add_(0, ids, torch.ones_like(ids, dtype=like.dtype))
+
+
+def history_of(every: Sequence[SamplingParams], before: Sequence[tuple[Sequence[int] | np.ndarray, int]],
+               like: torch.Tensor) -> History:
+    """What the penalties of these laws read, of rows with the shape and device of `like`, (rows, vocabulary).
+
+    Args:
+        before: the tokens before each row's next one, and how many of them are the prompt.
+    """
+    seen = counts = None
+    if any(params.repetition_penalty != 1.0 for params in every):
+        seen = torch.zeros_like(like, dtype=torch.bool)
+        for row, (tokens, _) in zip(seen, before, strict=True):
+            row[torch.as_tensor(tokens, device=like.device)] = True
+    if any(params.counts_tokens for params in every):
+        counts = torch.stack([counts_of(np.asarray(tokens[counted_from(every, start) :]), like[0])
+                              for tokens, start in before])
+    return History(seen, counts)
 
 
 def text_of(sequence: np.ndarray, start: int, count: int, device: torch.device) -> History:

@@ -30,7 +30,7 @@ from dflash_mcmc.engine.batching.recurrent_state import HybridCache, replay
 from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
-from dflash_mcmc.ops import Score, counted_from
+from dflash_mcmc.ops import Score
 
 
 class Span(NamedTuple):
@@ -438,7 +438,11 @@ def _scored_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.nd
         return None
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
-    history = _history_of(values, score, sequence, first)
+    every, origin = (score.params, *score.laws), len(score.trajectory.prompt)
+    history = laws.history_of(every, [(sequence[: first + 1 + offset], origin) for offset in range(len(values))], values)
+    if any(params.function for params in every):
+        text = laws.text_of(sequence, first + 1, len(values), values.device)
+        history = text._replace(seen=history.seen, counts=history.counts)
     weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
     further = values[:, :0].double()
     if num_columns(score):
@@ -446,22 +450,3 @@ def _scored_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.nd
     scores = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
                                              laws.intervals(weights, targets), further))
     return None if any(np.isnan(values).any() for values in scores) else scores  # processed logits are not finite
-
-
-def _history_of(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
-    """The tokens that laws read, for the logits `values` at the positions from `first` on."""
-    seen = counts = None
-    if any(params.repetition_penalty != 1.0 for params in (score.params, *score.laws)):
-        seen = torch.zeros_like(values, dtype=torch.bool)
-        for offset in range(len(values)):
-            seen[offset, sequence[: first + offset + 1]] = True
-    if any(params.counts_tokens for params in (score.params, *score.laws)):
-        counts = torch.zeros_like(values)
-        begin = counted_from((score.params, *score.laws), len(score.trajectory.prompt))
-        counts[0] = laws.counts_of(sequence[begin : first + 1], counts[0])
-        later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)
-        counts[1:].scatter_(1, later[:, None], 1.0)
-        counts = counts.cumsum(dim=0)
-    if any(params.function for params in (score.params, *score.laws)):
-        return laws.text_of(sequence, first + 1, len(values), values.device)._replace(seen=seen, counts=counts)
-    return laws.History(seen, counts)

@@ -118,6 +118,7 @@ class Rows:
         counts: float32 (rows, vocabulary), how often a token is in the generation, or in the prompt too; empty until a
             frequency or presence penalty needs it.
         reads_tokens: whether a law reads the tokens before the next one, which its draw has written from the start.
+        has_floors: whether any draw has a floor. If not, floors are not checked.
     """
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
@@ -138,7 +139,7 @@ class Rows:
         self.status.fill_(Status.DONE)
         self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self.counts = torch.zeros(0, vocab_size, device=device)
-        self.reads_tokens = False
+        self.reads_tokens = self.has_floors = False
 
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
@@ -199,10 +200,6 @@ class Rows:
     def go_on(self, rows: Sequence[int]) -> None:
         """Continues the draws of rows that have parted from others."""
         self.status[list(rows)] = Status.LIVE
-
-    def tokens_at(self, rows: Sequence[int], positions: np.ndarray) -> list[int]:
-        """The token of each of these rows at its position."""
-        return self.tokens[list(rows), torch.from_numpy(positions).to(self.device)].cpu().tolist()
 
     def idle(self, row: int | slice, position: int = 0) -> None:
         """Marks a row, or all rows, as free. A step that feeds it writes keys and values from `position` on."""
@@ -281,14 +278,13 @@ class Stepper(Protocol):
         """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """One step for every live row among the first `batch`. The results are in `state`.
 
         Args:
             cache, state: the cache and the state of all rows.
             batch, key_length: a shape of the ladder.
             groups: the sampling parameters of the rows.
-            floors: whether any row has a floor. If not, floors are not checked.
             riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
         """
 
@@ -362,8 +358,9 @@ def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dic
     for group in groups:
         if num_columns(group):
             mine = slice(None) if group.rows is None else group.slots(slots)
-            columns = columns_of_tokens(tokens[mine], logits[group.source][mine], _of_rows(target, mine), group,
-                                history if group.rows is None else history.of_rows(group.slots(slots)))
+            columns = columns_of_tokens(tokens[mine], logits[group.source][mine],
+                                        laws.Weights(*(values[mine] for values in target)), group,
+                                        history if group.rows is None else history.of_rows(group.slots(slots)))
             all_columns[mine, : columns.shape[1]] = columns
     return all_columns
 
@@ -391,7 +388,3 @@ def entropy(weights: laws.Weights) -> torch.Tensor:
     """Entropy in nats of rows of weights, float64 (rows,): log Z - sum v log v / Z for weights v with sum Z."""
     total = weights.upto[:, -1]
     return total.log() - torch.special.xlogy(weights.values, weights.values).sum(dim=(1, 2), dtype=torch.float64) / total
-
-
-def _of_rows(weights: laws.Weights, rows: slice | torch.Tensor) -> laws.Weights:
-    return laws.Weights(*(values[rows] for values in weights))

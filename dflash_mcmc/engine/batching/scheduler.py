@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -16,9 +17,9 @@ import numpy as np
 
 from dflash_mcmc.engine.batching.cache import chunks
 from dflash_mcmc.engine.batching.chains import LiveChain, Next, Slot, SlotMemory, prepare, prompt_of, rests
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop, start_of
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, Stop, start_of
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
-from dflash_mcmc.engine.batching.model_runner import PromptReader, Scored, ScoreRequest, scores
+from dflash_mcmc.engine.batching.model_runner import PromptReader, ScoreRequest, scores
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Status, num_columns, split_columns
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
@@ -192,25 +193,13 @@ class Operations:
     def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
                  sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
-        self._options, self.sharing = options, sharing
+        self.options, self.sharing = options, sharing
         self._most_rows = options.read_ahead  # of a forward that scores; the plan of the memory has room for them
         self._runner, self._grid = memory.runner, memory.runner.grid
-
-    def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
-        """See the function `prepare`."""
-        return prepare(chain, number, self._options.skip_identical)
 
     def shares(self, operation: Operation) -> bool:
         """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
         return self.sharing and isinstance(operation, Draw)
-
-    @property
-    def scores_wait(self) -> bool:
-        """Whether scores wait for those of other chains, to be carried out together.
-
-        The states of recurrent layers are prepared for one row.
-        """
-        return not self._memory.cache.recurrent
 
     def place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.
@@ -224,7 +213,7 @@ class Operations:
             self._memory.reserve(len(sequence) if along is None else along.sequence_length)
         start = self._memory.place(slot, sequence, along, like)
         if like is None or not self.sharing:
-            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
+            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self.options.prefill_chunk)
 
     def begin(self, slot: Slot) -> bool:
         """Begins the operation of a slot that has a row and its keys and values. A score is carried out at once.
@@ -293,26 +282,22 @@ class Operations:
         self._memory.read()
         for slot, each in zip(slots, asked, strict=True):
             span = each.span()
-            pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
+            pieces = list(chunks(span.start, span.stop, self.options.prefill_chunk))
             slot.chain.charge(slot.number, target_forwards=len(pieces))
         scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
         for slot, each, result in zip(slots, asked, scored, strict=True):
             if result is not None:
-                self._note_score(slot, each, result)
+                _, score, sequence = each
+                origin, start, blocks = len(score.trajectory.prompt), len(sequence) - len(score.tokens), 0
+                slot.contents.hold(sequence[:-1])
+                if self._grid and self._runner.drafts({score.source}):
+                    blocks = self._grid.num_blocks(origin, start, len(sequence))
+                slot.chain.charge(slot.number, token_forwards=len(score.tokens), blocks_drafted=blocks)
+                log_p, log_q, interval, columns = result
+                ended = self._runner.endings.ended(score, sequence[origin:])
+                slot.chain.note(slot.number, score.trajectory.extended(
+                    sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
         return [result is not None for result in scored]
-
-    def _note_score(self, slot: Slot, asked: ScoreRequest, scored: Scored) -> None:
-        _, score, sequence = asked
-        start = len(sequence) - len(score.tokens)
-        slot.contents.hold(sequence[:-1])
-        blocks = 0
-        if self._grid and self._runner.drafts({score.source}):
-            blocks = self._grid.num_blocks(len(score.trajectory.prompt), start, len(sequence))
-        slot.chain.charge(slot.number, token_forwards=len(score.tokens), blocks_drafted=blocks)
-        log_p, log_q, interval, columns = scored
-        ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
-        slot.chain.note(slot.number, score.trajectory.extended(
-            sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
 
 
 def _asked(slot: Slot) -> ScoreRequest:
@@ -323,68 +308,85 @@ def _asked(slot: Slot) -> ScoreRequest:
     return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, tokens]))
 
 
-class Turns:
-    """Gives chains the answers to complete requests. A chain whose requests stay complete pauses, and others go on.
+class ChainPool(ABC):
+    """The chains of a run that are in progress. A chain whose requests stay complete pauses, and others go on.
 
     A step costs no forward where the stored intervals or a floor answer its operation. A chain of such steps would otherwise
     go on to its end between two decode steps of the others. Draws are keyed, so that a pause changes no result and no cost.
 
     A chain that waits for work outside of the engine pauses too.
 
-    Args:
-        begin: begins the operations of a new request.
-        end: takes the result of a chain that has ended.
-        now: a clock, in seconds.
-
     Attributes:
-        paused: the chains that wait for their next turn, the longest wait first.
+        chains: the chains, in the order of their admission.
+        paused: those that wait for their next turn, the longest wait first.
     """
 
-    def __init__(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None],
-                 now: Callable[[], float]):
-        self.paused: deque[LiveChain] = deque()
-        self._begin, self._end, self._now = begin, end, now
+    def __init__(self, meter: Meter):
+        self.chains, self.paused = dict[LiveChain, None](), deque[LiveChain]()
+        self._meter, self._finished = meter, list[Finished]()
+
+    @abstractmethod
+    def _begin(self, chain: LiveChain) -> None:
+        """Begins the operations of a chain's new request."""
+
+    @abstractmethod
+    def _release(self, chain: LiveChain) -> None:
+        """Frees what a chain that ends has held."""
 
     def advance(self, chain: LiveChain) -> None:
         """Gives a chain its answers until a request is not complete, the chain ends or its turn is over."""
-        over = self._now() + TURN_SECONDS
+        over = self._meter.now() + TURN_SECONDS
         while chain.complete and not chain.ended:
-            self._step(chain)
-            if self._now() >= over:
+            try:
+                request: Request = chain.generator.send(chain.answer())
+            except StopIteration as stop:
+                self._end(chain, stop.value)
+                return
+            chain.ask(request)
+            self._begin(chain)
+            if self._meter.now() >= over:
                 break
         if not chain.ended and (chain.complete or chain.waits):
             self.paused.append(chain)
 
     def resume(self) -> None:
         """Gives chains that have paused a turn, one after another until a turn's time has passed."""
-        over = self._now() + TURN_SECONDS
+        over = self._meter.now() + TURN_SECONDS
         for _ in range(len(self.paused)):
             self.advance(self.paused.popleft())
-            if self._now() >= over:
+            if self._meter.now() >= over:
                 return
-
-    def leave(self, chain: LiveChain) -> None:
-        """Takes out a chain that has ended."""
-        if chain in self.paused:
-            self.paused.remove(chain)
 
     def rest(self) -> None:
         """Waits for the work of a chain, a turn's time at most, if all chains wait for some."""
         if self.paused and all(chain.waits for chain in self.paused):
             wait([chain.work for chain in self.paused if chain.work is not None], TURN_SECONDS, FIRST_COMPLETED)
 
-    def _step(self, chain: LiveChain) -> None:
-        """Gives a chain the answer to its complete request, and begins its next."""
-        try:
-            request: Request = chain.generator.send(chain.answer())
-        except StopIteration as stop:
-            self._end(chain, stop.value)
-            return
-        chain.ask(request)
-        self._begin(chain)
+    def end_dropped(self, tags: Collection[Hashable]) -> None:
+        """Ends the chains of these tags before their end."""
+        for chain in [chain for chain in self.chains if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+
+    def take_finished(self) -> list[Finished]:
+        """The chains that have ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain in the middle of its request."""
+        chain.generator.close()
+        chain.settle()
+        self._end(chain, None, reason)
+
+    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
+        self._release(chain)
+        self.chains.pop(chain)
+        if chain in self.paused:
+            self.paused.remove(chain)
+        self._finished.append(chain.finished(result, failure))
 
 
-class Scheduler:
+class Scheduler(ChainPool):
     """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
 
     Operations of live chains come before new chains. A request may have more operations than there are rows.
@@ -399,23 +401,17 @@ class Scheduler:
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], num_rows: int, operations: Operations,
                  memory: SlotMemory, loop: DecodeLoop, meter: Meter):
+        super().__init__(meter)
         self.running: list[Slot] = []
         self._rows = BatchRows(num_rows, memory, loop)
-        self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
+        self._operations, self._memory, self._loop = operations, memory, loop
         self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
         self._waiting, self._scores = deque[Slot](), list[Slot]()  # scores wait for those of other chains
-        self._chains: dict[LiveChain, None] = {}  # in the order of their admission
-        self._finished: list[Finished] = []
-        self._turns = Turns(self._begin, self._end, meter.now)
-
-    def close(self) -> None:
-        """Lets go of the rows. Their memory would else stay until a garbage collection: the turns call this scheduler."""
-        del self._turns
 
     @property
     def waits(self) -> bool:
         """Whether there is work: rows that draw, or chains that wait for a turn."""
-        return bool(self.running or self._turns.paused)
+        return bool(self.running or self.paused)
 
     @property
     def busy_slots(self) -> int:
@@ -428,14 +424,13 @@ class Scheduler:
         A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
         """
         if not self.running:
-            self._turns.rest()
-        self._turns.resume()
-        while ((self._rows.num_free > (0 if self._waiting else len(self._turns.paused))
+            self.rest()
+        self.resume()
+        while ((self._rows.num_free > (0 if self._waiting else len(self.paused))
                 and (self._begin_waiting() if self._waiting else self._admit())) or self._carry_out_scores()):
             pass
         self.running = self._rows.arrange()
-        finished, self._finished = self._finished, []
-        return finished
+        return self.take_finished()
 
     def _carry_out_scores(self) -> bool:
         """Carries out the scores that wait, together. Returns whether there were any."""
@@ -446,23 +441,30 @@ class Scheduler:
             elif not slot.chain.ended:
                 self._fail(slot.chain, NOT_NUMBERS)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._turns.advance(chain)
+            self.advance(chain)
         return bool(slots)
 
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
-            return self.fill() if self._turns.paused or (self._rows.num_free and self._queue.arrived) else []
+            return self.fill() if self.paused or (self._rows.num_free and self._queue.arrived) else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
-        for slot, draw in [(self.running[draw.row], draw) for draw in reversed(stop.ended)]:
-            if slot.operation is not None:  # else another operation of the chain has failed
-                self._end_draw(slot, draw)
+        for slot, ended in [(self.running[ended.row], ended) for ended in reversed(stop.ended)]:
+            chain = slot.chain
+            if slot.operation is None:  # another operation of the chain has failed
+                continue
+            if ended.status == Status.FAILED:
+                self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
+                continue
+            chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
+            slot.charge(self._meter)
+            slot.rest()
+            self.advance(chain)
         return self.fill()
 
     def drop(self, tags: Collection[Hashable]) -> list[Finished]:
         """Ends live and waiting chains before their end, and fills the rows. Returns the chains that have ended."""
-        for chain in [chain for chain in self._chains if chain.tag in tags]:
-            self._give_up(chain, DROPPED)
+        self.end_dropped(tags)
         self._finished += self._queue.drop(tags)
         return self.fill()
 
@@ -479,17 +481,6 @@ class Scheduler:
                 other.leader = first
         self._loop.rows.go_on([entry.row for entry in parted])
 
-    def _end_draw(self, slot: Slot, ended: EndedDraw) -> None:
-        """Gives a chain the answer to its draw."""
-        chain = slot.chain
-        if ended.status == Status.FAILED:
-            self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
-            return
-        chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
-        slot.charge(self._meter)
-        slot.rest()
-        self._turns.advance(chain)
-
     def _admit(self) -> bool:
         """Begins the next chain that waits. Returns whether there was one."""
         if (entry := self._queue.next()) is None:
@@ -498,7 +489,7 @@ class Scheduler:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain, len(self._memory.runner.beside)), prompt_of(entry.request)
-        self._chains[chain] = None
+        self.chains[chain] = None
         chain.seconds = chain.prefill_seconds = self._queue.seconds_each
         chain.ask(entry.request)
         if prompt is not None:
@@ -506,13 +497,14 @@ class Scheduler:
             self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)
-        self._turns.advance(chain)
+        self.advance(chain)
         return True
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
+        skips = self._operations.options.skip_identical
         bases = {number: base for number in range(len(chain.operations))
-                 if (base := self._operations.prepare(chain, number)) is not None}
+                 if (base := prepare(chain, number, skips)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
         same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
         first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
@@ -532,7 +524,7 @@ class Scheduler:
             self._rows.give(slot)
         self._work(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._turns.advance(chain)
+            self.advance(chain)
         return bool(slots)
 
     def _work(self, slots: Sequence[Slot]) -> None:
@@ -546,12 +538,12 @@ class Scheduler:
                 leader = first.setdefault(name, slot)
                 slot.leader = None if leader is slot else leader
             slot.begin(self._meter)
-            if isinstance(slot.operation, Score) and self._operations.scores_wait:
+            scores = isinstance(slot.operation, Score)
+            if scores and not self._memory.cache.recurrent:  # whose states are prepared for one row
                 self._scores.append(slot)
-                continue
-            if not self._operations.begin(slot):
+            elif not self._operations.begin(slot):
                 self._fail(slot.chain, NOT_NUMBERS)
-            elif slot.chain.has_answer(slot.number):
+            elif scores:
                 slot.rest()
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
@@ -561,20 +553,10 @@ class Scheduler:
         self._queue.read()  # prompts that are read ahead are cleared too
         self._give_up(chain, reason)
 
-    def _give_up(self, chain: LiveChain, reason: str) -> None:
-        """Ends a chain in the middle of its request."""
-        chain.generator.close()
-        chain.settle()
+    def _release(self, chain: LiveChain) -> None:
         for slot in [slot for slot in self._waiting if slot.chain is chain]:
             self._waiting.remove(slot)
-        self._end(chain, None, reason)
-
-    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
-        """Frees the rows of a chain that has ended."""
         for slot in chain.slots:
             slot.rest()
             slot.offloaded = None
             self._rows.release(slot)
-        self._chains.pop(chain)
-        self._turns.leave(chain)
-        self._finished.append(chain.finished(result, failure))

@@ -63,11 +63,11 @@ class BlockSteps:
         return plain_cost(tokens, counts)
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. A live row gains up to a block."""
         drawn = self.propose(cache, state, batch, key_length, groups)
         states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length, is_block=True)
-        self.settle(cache, state, drawn, states, groups, floors)
+        self.settle(state, drawn, states, groups)
 
     def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
@@ -103,8 +103,7 @@ class BlockSteps:
         return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts, batch),
                           torch.cat(intervals, dim=1).flatten(0, 1))
 
-    def settle(self, cache: KVCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
-               floors: bool) -> None:
+    def settle(self, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...]) -> None:
         """Gives live rows their tokens.
 
         Args:
@@ -131,7 +130,7 @@ class BlockSteps:
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
         bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
-        commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
+        commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
 
@@ -165,19 +164,19 @@ class MixedSteps:
         return self._of(group).cost(group, tokens, counts)
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. No row rides here."""
         parts: dict[Stepper, tuple[Group, ...]] = {
             stepper: mine for stepper in self._all if (mine := tuple(g for g in groups if self._of(g) is stepper))}
         if len(parts) == 1:
-            next(iter(parts)).step(cache, state, batch, key_length, groups, floors)
+            next(iter(parts)).step(cache, state, batch, key_length, groups)
         elif tuple(parts) == self._joined:
-            self._together(cache, state, batch, key_length, parts, floors)
+            self._together(cache, state, batch, key_length, parts)
         else:
             for stepper, mine, _ in _each(state, batch, parts):
-                stepper.step(cache, state, batch, key_length, mine, floors)
+                stepper.step(cache, state, batch, key_length, mine)
 
-    def _together(self, cache: KVCache, state: Rows, batch: int, key_length: int, parts: _Parts, floors: bool) -> None:
+    def _together(self, cache: KVCache, state: Rows, batch: int, key_length: int, parts: _Parts) -> None:
         proposed, fed, at = list[Any](), torch.zeros(0), torch.zeros(0)
         for (_, mine, live), stepper in zip(_each(state, batch, parts), self._joined, strict=True):
             new = stepper.propose(cache, state, batch, key_length, mine)
@@ -187,7 +186,7 @@ class MixedSteps:
         # A model that drafts reads all blocks again: for rows of the other part it has drafted what they do not draw.
         hidden = self._runner.forward(cache, slice(0, batch), fed, at, key_length)
         for (_, mine, _), stepper, new in zip(_each(state, batch, parts), self._joined, proposed, strict=True):
-            stepper.settle(cache, state, new, hidden, mine, floors)
+            stepper.settle(state, new, hidden, mine)
 
     def _of(self, group: Group) -> Stepper:
         """The stepper of a group's rows.

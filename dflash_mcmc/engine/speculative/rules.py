@@ -243,12 +243,11 @@ class Proposal(NamedTuple):
     """float64 (rows, slots, k), further columns of the tokens (`engine/batching/rows.py`)."""
 
 
-def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torch.Tensor:
+def commit(state: Rows, offer: Proposal, endings: Endings) -> torch.Tensor:
     """Adds the offered tokens to the live rows, up to the token that ends their draw. Other rows do not change.
 
     Args:
         endings: finds the tokens that end a draw.
-        floors: whether any row has a floor. If not, floors are not checked.
 
     Returns:
         int64 (rows,), the number of tokens that each row has gained.
@@ -260,8 +259,9 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     states = endings.states(state, offer.tokens, offered)
     stop = endings.ends(state, offer.tokens, offer.at, states)
     kind = Status.DONE * stop
-    if floors:
-        weight = _weights(state, offer, offered)
+    if state.has_floors:
+        gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]
+        weight = state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)
         kind = torch.where(stop, kind, Status.ABANDONED * below_floor(state, offer.at, weight))
     kind = torch.where(offer.bad, Status.FAILED, kind)
     ends = (kind != Status.LIVE) & offered
@@ -271,8 +271,16 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     following = torch.where(ended, at + (status != Status.FAILED), offer.last + 1)
     gained = offered & (slot < following[:, None]) & live[:, None]
     count = gained.sum(dim=1)
-    _keep(state, offer, gained)
-    if floors:
+    rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
+    state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
+    if offer.columns is not None:
+        state.columns[rows, where] = offer.columns
+    if len(state.seen):
+        counts = torch.zeros(batch, state.seen.shape[1], dtype=torch.int32, device=gained.device)
+        state.seen[:batch] |= counts.scatter_add_(1, offer.tokens, gained.int()) > 0
+    if len(state.counts):
+        state.counts[:batch].scatter_add_(1, offer.tokens, gained.to(state.counts.dtype))
+    if state.has_floors:
         last = weight.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
         # A row that gained nothing has no last token: for it `following` was clamped to the first slot.
         state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
@@ -284,25 +292,6 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     state.fed[:batch] += live * slots
     state.status[:batch] = torch.where(live, status, state.status[:batch])
     return count
-
-
-def _keep(state: Rows, offer: Proposal, gained: torch.Tensor) -> None:
-    batch = len(gained)
-    rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
-    state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
-    if offer.columns is not None:
-        state.columns[rows, where] = offer.columns
-    if len(state.seen):
-        counts = torch.zeros(batch, state.seen.shape[1], dtype=torch.int32, device=gained.device)
-        state.seen[:batch] |= counts.scatter_add_(1, offer.tokens, gained.int()) > 0
-    if len(state.counts):
-        state.counts[:batch].scatter_add_(1, offer.tokens, gained.to(state.counts.dtype))
-
-
-def _weights(state: Rows, offer: Proposal, offered: torch.Tensor) -> torch.Tensor:
-    batch = len(offered)
-    gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]
-    return state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)
 
 
 def below_floor(state: Rows, at: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

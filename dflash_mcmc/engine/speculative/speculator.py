@@ -82,11 +82,11 @@ class Speculator:
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
+             riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
         hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True)
-        self.settle(cache, state, drafted, hidden, groups, floors)
+        self.settle(state, drafted, hidden, groups)
 
     @property
     def window(self) -> int | None:
@@ -107,8 +107,7 @@ class Speculator:
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, uniforms)
 
-    def settle(self, cache: KVCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
-               floors: bool) -> None:
+    def settle(self, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...]) -> None:
         """See `BlockSteps.settle`."""
         fed, positions, draft, uniforms = drafted
         batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
@@ -135,7 +134,7 @@ class Speculator:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = Proposal(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
-        gained = commit(state, offer, self.runner.endings, floors)
+        gained = commit(state, offer, self.runner.endings)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:

@@ -18,7 +18,7 @@ import numpy as np
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, Drawn, StopTable, Ticket
+from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.process import bars
@@ -193,7 +193,7 @@ class VllmCore:
             self._has_failed, reason = True, self._reason(error)
             with contextlib.suppress(Exception):  # what has failed may fail to close; its workers are ended first
                 close_shared()
-            if is_of_this_package(error):
+            if _raised_by(error) == _PACKAGE:
                 raise
             raise UserError(f"engine: {reason}; the same command draws what is missing") from error
 
@@ -255,11 +255,6 @@ def is_refusal(error: BaseException) -> bool:
     return (isinstance(error, REFUSALS) or type(error) is Exception) and _raised_by(error) == "vllm"
 
 
-def is_of_this_package(error: Exception) -> bool:
-    """Whether this package's code, called by vLLM, raised an exception, or called another library that did."""
-    return _raised_by(error) == _PACKAGE
-
-
 def _raised_by(error: BaseException) -> str | None:
     """`vllm` or this package: which one has the innermost frame of an exception. None for neither.
 
@@ -268,9 +263,6 @@ def _raised_by(error: BaseException) -> str | None:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [module.partition(".")[0] for module in modules if module != __name__]
     return next((name for name in reversed(names) if name in ("vllm", _PACKAGE)), None)
-
-
-_SCORES = 4
 
 
 class VllmEngine(DelegatingEngine):
@@ -297,7 +289,7 @@ class VllmEngine(DelegatingEngine):
         """Steps vLLM, unless all chains wait for a turn."""
         if not self._asked:
             return
-        started, live = time.perf_counter(), len(run.live)
+        started, live = time.perf_counter(), len(run.chains)
         ended = self._core.step()
         bars.drew(len(self._asked))
         self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
@@ -335,8 +327,8 @@ class VllmEngine(DelegatingEngine):
         if drawn.failed:
             return asked, None
         scores, stopped = drawn.scores, self.model.ends(np.concatenate([base.tokens, drawn.tokens]))
-        answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:_SCORES], stopped,
-                               *split_columns(operation, scores[:, _SCORES:]))
+        answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:SCORES], stopped,
+                               *split_columns(operation, scores[:, SCORES:]))
         if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or operation.is_abandoned(answer)):
             raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
         return asked, answer

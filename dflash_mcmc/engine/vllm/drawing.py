@@ -16,7 +16,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.vllm.ledger import FIELD, Ledger, Ticket
-from dflash_mcmc.ops import SamplingParams, counted_from
+from dflash_mcmc.ops import SamplingParams
 
 _PLAIN = SamplingParams()
 
@@ -112,7 +112,10 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     if not whole:  # places that follow one another need no copy
         adjacent = int(places[-1]) - int(places[0]) + 1 == len(places)
         logits = logits[places[0] : places[-1] + 1] if adjacent else logits[torch.from_numpy(places)]
-    ticket, history = piece.ticket, _history(piece, logits, asked)
+    ticket, history = piece.ticket, laws.NO_HISTORY
+    every = (ticket.params, *ticket.laws)
+    if any(params.has_penalty for params in every):
+        history = laws.history_of(every, [asked.sequence(row) for row in places.tolist()], logits)
     target = laws.weigh(logits)
     weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
     tokens, interval = laws.draw(weights, torch.from_numpy(asked.uniforms[places]).to(device))
@@ -125,22 +128,6 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     if num_columns(ticket):
         columns.append(columns_of_tokens(tokens, logits, target, ticket, history))
     return torch.cat(columns, dim=1)
-
-
-def _history(piece: LawGroup, logits: torch.Tensor, asked: NextTokens) -> laws.History:
-    """The tokens that penalties read."""
-    every = (piece.ticket.params, *piece.ticket.laws)
-    if not any(params.has_penalty for params in every):
-        return laws.NO_HISTORY
-    sequences, seen, counts = [asked.sequence(index) for index in piece.places.tolist()], None, None
-    if any(params.repetition_penalty != 1.0 for params in every):
-        seen = torch.zeros_like(logits, dtype=torch.bool)
-        for row, (tokens, _) in zip(seen, sequences, strict=True):
-            row[torch.tensor(tokens, device=logits.device)] = True
-    if any(params.counts_tokens for params in every):
-        counts = torch.stack([laws.counts_of(np.asarray(tokens[counted_from(every, start) :]), logits[0])
-                              for tokens, start in sequences])
-    return laws.History(seen, counts)
 
 
 class _BatchRequest(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 
 from dflash_mcmc.engine.batching.rows import num_columns
 from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
+from dflash_mcmc.ops import Operation, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
 
@@ -75,7 +75,10 @@ class Ticket(NamedTuple):
             length = len(forced)
         else:
             key = b"" if operation.params.temperature == 0.0 else operation.key.digest
-            length, limit = operation.horizon - base.length, _limit(operation, base) if stop_ids else None
+            length = operation.horizon - base.length
+            if stop_ids and (floor := operation.floor) is not None:
+                limit = Limit(floor.alpha, floor.weight(base, operation.trajectory.length), floor.threshold,
+                              None if floor.length is None else float(np.log(floor.length)))
         return Ticket(number, len(base.prompt), base.length, operation.params, operation.laws, operation.entropy,
                       operation.kept, key, length, tuple(stop_ids), forced, limit, matched)
 
@@ -99,13 +102,6 @@ class Ticket(NamedTuple):
                          "laws": tuple(SamplingParams(*law) for law in values["laws"]),
                          "stop_ids": tuple(values["stop_ids"]), "forced": tuple(values["forced"]),
                          "limit": None if limit is None else Limit(*limit)})
-
-
-def _limit(draw: Draw, base: Trajectory) -> Limit | None:
-    if (floor := draw.floor) is None:
-        return None
-    return Limit(floor.alpha, floor.weight(base, draw.trajectory.length), floor.threshold,
-                 None if floor.length is None else float(np.log(floor.length)))
 
 
 SCORES = 4

@@ -36,7 +36,12 @@ _CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
 """The most for keys and values on a CPU where `hardware.memory_gb` is null: a share of the free memory, and so many bytes."""
 
 CPU_BLOCK = 32
-"""The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (notebook)."""
+"""The smallest block of vLLM's attention on a CPU, and that of a plan; vLLM's default on most GPUs is half of it, and on a CPU
+128, which reads most of a proposal's prefix again (notebook)."""
+_SAME = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "quantization", "kv_cache_dtype",
+         "gpu_memory_utilization")
+"""Fields of the engine that are arguments of vLLM under the same names."""
+_GB = 1e9
 
 
 def chains_at_once(num_slots: int | None, num_chains: int, width: int) -> int:
@@ -65,56 +70,41 @@ def fitting(chains: int, requests: float, width: int) -> int:
 def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_model_len: int,
              max_num_seqs: int) -> VllmSettings:
     """What vLLM is started with. Raises ConfigError for what it cannot run on this device."""
-    on_cpu, blend = target.device == "cpu", _blend(config)
+    on_cpu, parts = target.device == "cpu", engine.tensor_parallel_size * engine.pipeline_parallel_size
     if on_cpu and engine.enable_expert_parallel and engine.tensor_parallel_size > 1:
         raise ConfigError("engine.enable_expert_parallel", True, "false on a CPU, where vLLM gives a worker the numbers of "
                           "experts that it has not; engine.tensor_parallel_size alone shares each expert")
-    needed = cache_need(engine, target, max_model_len, max_num_seqs) if on_cpu else None
+    memory_gb, kv_cache_bytes = config.hardware.memory_gb, None
+    if memory_gb is not None:
+        kv_cache_bytes = int(memory_gb * _GB)
+    elif on_cpu:
+        kv_cache_bytes = min(_CPU_MOST, int(machine.free_memory() * _CPU_SHARE))
+        if (needed := cache_need(engine, target, max_model_len, max_num_seqs)) is not None:
+            kv_cache_bytes = min(kv_cache_bytes, needed)
+    blend, architecture = tuple[tuple[str, Any], ...](), None
+    if not config.blend.is_null:
+        mixed: Any = config.blend
+        blend = (("name", name_of(mixed)), *dataclasses.asdict(mixed).items())
+        name = (getattr(target.config, "architectures", None) or ["none"])[0]
+        if (architecture := BLENDED.get(name)) is None:
+            raise ConfigError("model.path", name, f"a checkpoint of {', '.join(BLENDED)} with a blend and engine=vllm, or "
+                              "engine=slots")
+    device_ids = None
+    if not on_cpu:
+        # `hardware.device=cuda` is `cuda:N` for local rank N: so many GPUs for each process of a launch on this machine
+        rank, num_gpus = int(target.device.partition(":")[2] or 0), torch.cuda.device_count()
+        if (rank + 1) * parts > num_gpus:
+            most = f"at most {num_gpus // (rank + 1)} for process {rank} of this machine, which has {num_gpus} GPUs"
+            raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", parts, most)
+        device_ids = tuple(range(rank * parts, (rank + 1) * parts))
+    same: dict[str, Any] = {name: getattr(engine, name) for name in _SAME}
+    more = {**same, "block_size": engine.block_size or (CPU_BLOCK if on_cpu else None),
+            "enforce_eager": engine.enforce_eager or on_cpu}  # a CPU always runs eagerly here
     return VllmSettings(
         model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-        forbidden=target.forbidden, kv_cache_bytes=_cache_bytes(config.hardware.memory_gb, on_cpu, needed),
-        device_ids=None if on_cpu else _devices(target.device, engine.tensor_parallel_size * engine.pipeline_parallel_size),
-        float32_head=engine.float32_head and target.dtype != "float32",
-        blend=blend, architecture=_architecture(target) if blend else None, more=tuple(_more(engine, on_cpu).items()))
-
-
-def _more(engine: VllmFields, on_cpu: bool) -> dict[str, Any]:
-    """Fields of the engine that are arguments of vLLM under the same names. A CPU always runs eagerly here."""
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "quantization", "kv_cache_dtype",
-             "gpu_memory_utilization")
-    values: dict[str, Any] = {name: getattr(engine, name) for name in names}
-    block_size = engine.block_size or (CPU_BLOCK if on_cpu else None)
-    return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
-
-
-def _blend(config: Settings) -> tuple[tuple[str, Any], ...]:
-    """Name and fields of the blend; nothing without one."""
-    if config.blend.is_null:
-        return ()
-    blend: Any = config.blend
-    return (("name", name_of(blend)), *dataclasses.asdict(blend).items())
-
-
-def _architecture(target: UnloadedTarget) -> str:
-    """The model class with a blend. Raises ConfigError for a family without one."""
-    names = getattr(target.config, "architectures", None) or ["none"]
-    if names[0] not in BLENDED:
-        raise ConfigError("model.path", names[0], f"a checkpoint of {', '.join(BLENDED)} with a blend and engine=vllm, or "
-                          "engine=slots")
-    return BLENDED[names[0]]
-
-
-def _devices(device: str, count: int) -> tuple[int, ...]:
-    """The GPUs of this process: `count` of them for each process of a launch on this machine, starting at the device's number.
-
-    `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number. Raises ConfigError if the
-    machine has fewer.
-    """
-    rank, num_gpus = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-    if (rank + 1) * count > num_gpus:
-        most = f"at most {num_gpus // (rank + 1)} for process {rank} of this machine, which has {num_gpus} GPUs"
-        raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", count, most)
-    return tuple(range(rank * count, (rank + 1) * count))
+        forbidden=target.forbidden, kv_cache_bytes=kv_cache_bytes, device_ids=device_ids,
+        float32_head=engine.float32_head and target.dtype != "float32", blend=blend, architecture=architecture,
+        more=tuple(more.items()))
 
 
 def cache_need(engine: VllmFields, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:
@@ -143,11 +133,6 @@ def _cache_bytes(memory_gb: float | None, on_cpu: bool, needed: int | None) -> i
         return None
     most = min(_CPU_MOST, int(machine.free_memory() * _CPU_SHARE))
     return most if needed is None else min(most, needed)
-
-
-_GB = 1e9
-_BLOCK = CPU_BLOCK
-"""Positions of a block where `engine.block_size` is null; vLLM's default on most GPUs is half of it."""
 
 
 class CachePlan(NamedTuple):
@@ -193,7 +178,7 @@ def plan_cache(engine: VllmFields, config: Settings, shape: TargetShape) -> Cach
     """The plan. Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence."""
     text = shape._replace(config=shape.config.get_text_config())
     each, weights = token_bytes(engine, text.cache_shape), shape.weight_bytes()
-    horizon, prompt, block = config.dataset.max_new_tokens, config.assumed.prompt_length, engine.block_size or _BLOCK
+    horizon, prompt, block = config.dataset.max_new_tokens, config.assumed.prompt_length, engine.block_size or CPU_BLOCK
     longest = -(-(prompt + horizon) // block) * block
     slots, width, memory_gb = config.hardware.num_slots, config.sampler.width(), config.hardware.memory_gb
     memory = None if memory_gb is None else int(memory_gb * _GB)

@@ -57,16 +57,16 @@ def strings_of(endings: Endings, size: int) -> list[int]:
     return [endings.tables.state(strings, np.zeros(tokens)) for tokens in (0, 2)]
 
 
-def both(logits: torch.Tensor, state: Rows, groups: list[Group], endings: Endings, floors: bool = False) -> list[Rows]:
+def both(logits: torch.Tensor, state: Rows, groups: list[Group], endings: Endings) -> list[Rows]:
     """The states after a draw by the kernels and by PyTorch, which are compared."""
     found = []
     for kernels in (True, False):
         mine = Rows(state.num_rows, state.tokens.shape[1], state.vocab_size, state.device)
         for name in ("tokens", "uniforms", "scores", "_whole", "_real"):
             getattr(mine, name).copy_(getattr(state, name))
-        mine.seen, mine.counts = state.seen.clone(), state.counts.clone()
-        tokens = (gpu_draw.drawn(mine, logits, groups, endings, floors) if kernels else
-                  plain(endings)._drawn(mine, {"blended": logits}, tuple(groups), floors))
+        mine.seen, mine.counts, mine.has_floors = state.seen.clone(), state.counts.clone(), state.has_floors
+        tokens = (gpu_draw.drawn(mine, logits, groups, endings) if kernels else
+                  plain(endings)._drawn(mine, {"blended": logits}, tuple(groups)))
         mine.tokens[:, mine.nowhere] = 0  # PyTorch writes there what no row keeps
         mine.scores[:, mine.nowhere] = 0
         found.append((mine, tokens))
@@ -127,11 +127,11 @@ def interpreted_draws_end_where_those_of_pytorch_do(has_strings, stop_ids):
     state.alpha.fill_(2.0)
     state.floor.copy_(torch.tensor([-1.0, -2.0, -4.0, -torch.inf] * 2))
     state.log_length.copy_(torch.tensor([-torch.inf] * 4 + [1.5] * 4))
-    seen = set[int]()
+    state.has_floors, seen = True, set[int]()
     for _ in range(4):
         logits = 2.0 * torch.randn(ROWS, size, generator=generator)
         logits[:, list(STOP_IDS)] += 2.0
-        state = both(logits, state, groups_of(SamplingParams(0.9)), endings, floors=True)[1]
+        state = both(logits, state, groups_of(SamplingParams(0.9)), endings)[1]
         seen |= set(state.status.tolist())
     assert seen == {Status.LIVE, Status.DONE, Status.ABANDONED}
 
@@ -145,7 +145,7 @@ def interpreted_law_is_that_of_the_logits(temperature):
     state.position.fill_(0)
     state.uniforms[:, 1] = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     endings, groups = Endings((), None, state.device), groups_of(SamplingParams(temperature))
-    tokens = gpu_draw.drawn(state, logits.repeat(count, 1), groups, endings, False)
+    tokens = gpu_draw.drawn(state, logits.repeat(count, 1), groups, endings)
     law = torch.softmax(logits.double() / temperature, dim=0)
     assert float((torch.bincount(tokens, minlength=7) / count - law).abs().max()) <= 1 / count
     log_p = torch.log_softmax(logits.double(), dim=0)
@@ -189,7 +189,7 @@ def launched(rows: int, takes_ranges: bool, floors: bool, params: SamplingParams
     device, cache = torch.device("meta"), object.__new__(KVCache)
     with device, torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         state, endings = Rows(rows, 1024, 151_936, device), Endings(STOP_IDS, None, device)
-        steps = plain(endings, takes_ranges)
+        steps, state.has_floors = plain(endings, takes_ranges), floors
         if strings:
             strings_of(endings, 151_936)
         if params.has_penalty:
@@ -198,7 +198,7 @@ def launched(rows: int, takes_ranges: bool, floors: bool, params: SamplingParams
         patch.setattr(steps.runner, "forward", lambda *given: hidden, raising=False)
         patch.setattr(steps.runner, "logits", lambda *given: {"blended": logits}, raising=False)
         with Launches(patch) as found:
-            steps.step(cache, state, rows, 1024, (Group(params, "blended", None),), floors)
+            steps.step(cache, state, rows, 1024, (Group(params, "blended", None),))
     return found
 
 

@@ -60,7 +60,7 @@ def test_steps_are_captured_again_after_new_stop_strings(monkeypatch):
     draw, state = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0)), Rows(1, 4, 2, torch.device("cpu"))
     for stop in ((), ("ab",), ("ab",), ("b",)):
         endings.begin(draw._replace(stop=stop), np.array([], np.int64))
-        steps.step(None, state, 1, 4, (Group(SamplingParams(), "blended", None),), False)
+        steps.step(None, state, 1, 4, (Group(SamplingParams(), "blended", None),))
     assert captured == [1, 2, 1]
 
 

@@ -109,6 +109,7 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
         next(running)
     rows = engine._loop.rows
     rows.status.fill_(Status.DONE)
+    rows.has_floors = True
 
     def state():
         return [x.clone() for x in (rows.tokens[:, : rows.nowhere], rows.scores[:, : rows.nowhere], rows.position, rows.weight,
@@ -116,7 +117,7 @@ def test_a_step_leaves_rows_that_are_not_live_as_they_are():
 
     before = state()
     with torch.inference_mode(), engine._memory.runner.ready():
-        engine._loop.stepper.step(engine._memory.cache, rows, 8, 64, engine._loop.groups, True)
+        engine._loop.stepper.step(engine._memory.cache, rows, 8, 64, engine._loop.groups)
     for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new)
 

@@ -38,7 +38,8 @@ def offered(tokens: list[list[int]], last: list[int], bad: list[tuple[int, int]]
 
 
 def test_rows_gain_what_is_offered_and_idle_rows_nothing(state):
-    gained = commit(state, offered([[4, 4, 6, 1]] * 3, [2, 0, 3]), STOPS, floors=True)
+    state.has_floors = True
+    gained = commit(state, offered([[4, 4, 6, 1]] * 3, [2, 0, 3]), STOPS)
     assert gained.tolist() == [3, 1, 0]
     assert state.position.tolist() == [5, 3, 0]
     assert state.status.tolist() == [Status.LIVE, Status.LIVE, Status.DONE]
@@ -47,30 +48,31 @@ def test_rows_gain_what_is_offered_and_idle_rows_nothing(state):
 
 
 def test_tokens_are_counted_as_often_as_they_are_gained(state):
-    commit(state, offered([[4, 4, 6, 1]] * 3, [2, 1, 3]), STOPS, floors=False)
+    commit(state, offered([[4, 4, 6, 1]] * 3, [2, 1, 3]), STOPS)
     assert state.counts[0].tolist() == [0, 0, 0, 0, 2, 0, 1, 0, 0, 0]
     assert state.counts[2].sum() == 0
 
 
 def test_a_row_ends_with_the_first_stop_id(state):
-    assert commit(state, offered([[4, 7, 7, 1]] * 3, [3, 0, 0]), STOPS, floors=False).tolist() == [2, 1, 0]
+    assert commit(state, offered([[4, 7, 7, 1]] * 3, [3, 0, 0]), STOPS).tolist() == [2, 1, 0]
     assert state.status.tolist() == [Status.DONE, Status.LIVE, Status.DONE]
 
 
 def test_a_row_is_abandoned_with_the_first_token_below_its_floor(state):
     """Two tokens of weight -1.5 reach the floor -3. A stop id before it ends the draw instead."""
-    assert commit(state, offered([[4, 4, 4, 4]] * 3, [3, 3, 3]), STOPS, floors=True).tolist() == [4, 2, 0]
+    state.has_floors = True
+    assert commit(state, offered([[4, 4, 4, 4]] * 3, [3, 3, 3]), STOPS).tolist() == [4, 2, 0]
     assert state.status[1] == Status.ABANDONED
 
 
 def test_the_token_before_bad_logits_is_the_last(state):
-    gained = commit(state, offered([[4, 4, 4, 4]] * 3, [3, 3, 3], [(0, 2)]), STOPS, floors=False)
+    gained = commit(state, offered([[4, 4, 4, 4]] * 3, [3, 3, 3], [(0, 2)]), STOPS)
     assert gained.tolist() == [2, 4, 0]
     assert state.status.tolist()[:2] == [Status.FAILED, Status.LIVE]
 
 
 def test_slots_before_the_first_offered_one_stay(state):
-    assert commit(state, offered([[9, 4, 5, 1]] * 3, [2, 2, 2], first=(1, 1, 1)), STOPS, floors=False).tolist() == [2, 2, 0]
+    assert commit(state, offered([[9, 4, 5, 1]] * 3, [2, 2, 2], first=(1, 1, 1)), STOPS).tolist() == [2, 2, 0]
     assert state.tokens[0, PROMPT : PROMPT + 3].tolist() == [0, 4, 5]
 
 
@@ -83,6 +85,6 @@ def test_a_stop_string_ends_a_row_and_its_state_follows_the_tokens(state):
     nothing, a, aa = (endings.begin(draw, np.array(tokens, np.int64)) for tokens in ([], [4], [4, 4]))
     state.matched[:3] = torch.tensor([nothing, a, nothing])
     offer = offered([[1, 4, 4, 6], [4, 6, 1, 4], [4, 4, 6, 1]], [2, 3, 3])
-    assert commit(state, offer, endings, floors=False).tolist() == [3, 2, 0]
+    assert commit(state, offer, endings).tolist() == [3, 2, 0]
     assert state.status.tolist() == [Status.LIVE, Status.DONE, Status.DONE]
     assert state.matched.tolist() == [aa, FOUND, nothing]
