@@ -27,11 +27,22 @@ if TYPE_CHECKING:
     from dflash_mcmc.settings import Settings
 
 
+class Need(NamedTuple):
+    """A value of a part of the run that a component needs. `config/checks.py` refuses any other."""
+
+    of: str
+    """`GROUP.ATTRIBUTE`: a field of the chosen component, or an attribute of its class, such as `decoder.is_null`."""
+    value: object = True
+    given: str = ""
+    """The component's own `FIELD=VALUE` that needs it, or a FIELD that is not null; empty for the component as a whole."""
+    why: str = ""
+    """What follows the component's name in the error."""
+
+
 class Component(ABC):
     """A part of a run that the configuration chooses. A leaf is a dataclass that inherits its group's base class.
 
-    The methods are hooks: a leaf overrides those that it needs. They load no model. A class with slots cannot use `super()`
-    without arguments, so an override calls the base class by its name.
+    The methods are hooks: a leaf overrides those that it needs. They load no model.
     """
 
     __slots__ = ()
@@ -46,6 +57,8 @@ class Component(ABC):
     """Whether the component cannot work without a draft."""
     takes_draft: ClassVar[bool] = False
     """Whether the component uses a draft where one is configured."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Values of the run's parts without which the component does not work."""
 
     def check(self, config: Settings) -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""
@@ -111,6 +124,7 @@ def register(group: str, name: str) -> Callable[[T], T]:
         if not issubclass(cls, Component) or cls.group != group:
             raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{ROOMS.get(group, group)}."
                             f"{group.capitalize()}")
+        _own_super(cls)
         schema_of(cls)
         existing = _components.get((group, name))
         # A module that runs as `__main__` and is also imported defines the class twice.
@@ -125,6 +139,19 @@ def register(group: str, name: str) -> Callable[[T], T]:
         return cls
 
     return add
+
+
+def _own_super(cls: type[Any]) -> None:
+    """Lets `super()` work in a class with slots and its bases. `dataclass` copies a class, and its methods name the original.
+
+    Python 3.14 does this itself.
+    """
+    for owner in filter(dataclasses.is_dataclass, cls.__mro__):
+        for member in vars(owner).values():
+            function: Any = member.fget if isinstance(member, property) else member
+            names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+            if "__class__" in names:
+                function.__closure__[names.index("__class__")].cell_contents = owner
 
 
 def _checking(cls: type[Any], prefix: str) -> Callable[..., None]:

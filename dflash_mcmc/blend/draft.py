@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_mcmc.blend import Blend, Hidden
-from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.settings import Settings
 
 
@@ -26,11 +25,11 @@ class DraftBlend(Blend):
     beta: float = identity(0.05, "share of the draft's logits", ge=0, le=1)
 
     needs_draft = True
+    needs = (Need("decoder.is_null", why=", because the draft's logits for a block need the block's first token"),)
 
     def check(self, config: Settings) -> None:
-        """Checks that the draft gives logits, and that the decoder draws token by token. Raises ConfigError."""
+        """Checks that the draft gives logits. Raises ConfigError."""
         check_features(config, "blend=draft")
-        check_plain(config, "blend=draft, because the draft's logits for a block need the block's first token")
 
     def mix(self, last: Hidden, drafted: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * drafted[0]: hidden states for one head, or logits; any shape."""

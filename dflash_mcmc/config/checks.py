@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from omegaconf import DictConfig
@@ -39,10 +40,29 @@ def checked(config: Config) -> Config:
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
     # A check reads other components as they were given, so that none is resolved before all are checked.
     for group in used:
+        _check_needs(config, group)
         component_of(config, group).check(config)
     for group in used:
         setattr(config, group, component_of(config, group).resolved(config))
     return config
+
+
+def _check_needs(config: Config, group: str) -> None:
+    """Checks what a component has declared in `needs`. Raises ConfigError for the first value that it does not work with."""
+    component = component_of(config, group)
+    for need in component.needs:
+        field, _, value = need.given.partition("=")
+        if field and (getattr(component, field) is None or (value and getattr(component, field) != value)):
+            continue
+        user = f"{group}.{need.given}" if field else f"{group}={name_of(component)}"
+        other, _, attribute = need.of.partition(".")
+        part = getattr(config, other)
+        if (found := getattr(part, attribute)) == need.value:
+            continue
+        if attribute in part.__dataclass_fields__:
+            allowed = repr(need.value) if isinstance(need.value, str) else json.dumps(need.value)
+            raise ConfigError(need.of, found, f"{allowed} with {user}{need.why}")
+        raise ConfigError(other, name_of(part), f"{options_with(other, attribute)} with {user}{need.why}")
 
 
 def _check_draft(config: Config) -> None:

@@ -46,13 +46,13 @@ class ClBench(FromFile):
             able = options_with("grader", "judges")
             raise ConfigError("dataset", "clbench", "a dataset with gold answers, or a probe that grades nothing, with "
                               f"probe={name_of(config.probe)}: the rubrics of clbench need a judge model, grader={able}")
-        FromFile.check(self, config)
+        super().check(config)
 
     def resolved(self, config: Settings) -> ClBench:
         """The dataset with rubrics as gold answers if the run is graded."""
         from dflash_mcmc.settings import groups_of
 
-        dataset = FromFile.resolved(self, config)
+        dataset = super().resolved(config)
         assert isinstance(dataset, ClBench)
         return dataclasses.replace(dataset, rubrics="grader" in groups_of(config))
 

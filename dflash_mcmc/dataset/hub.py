@@ -150,7 +150,7 @@ class HubDataset(NamedFields):
             raise ConfigError("dataset.path", None, "a name on the hub, such as openai/gsm8k, or a local folder of `datasets`")
         if self.fewshot_split is not None and self.fewshot_path is not None:
             raise ConfigError("dataset.fewshot_split", self.fewshot_split, "null with dataset.fewshot_path")
-        NamedFields.check(self, config)
+        super().check(config)
 
     def rows(self) -> list[dict]:
         place = Place(str(self.path), self.name, self.split, self.revision)
@@ -158,6 +158,6 @@ class HubDataset(NamedFields):
 
     def examples(self) -> list[Problem]:
         if self.fewshot_split is None:
-            return NamedFields.examples(self)
+            return super().examples()
         other = dataclasses.replace(self, split=self.fewshot_split)
         return checked([other.problem(row, index) for index, row in enumerate(other.rows())])

@@ -44,7 +44,7 @@ class Mbpp(Benchmark):
     answers_in_text = False
 
     def rows(self) -> list[dict]:
-        rows = Benchmark.rows(self)
+        rows = super().rows()
         return [row for row in rows if row["task_id"] in _TEST_IDS] if len(rows) == _NUM_ROWS else rows
 
     def problem(self, row: dict, number: int) -> Problem:

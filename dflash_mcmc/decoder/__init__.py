@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST
-from dflash_mcmc.registry import Component, name_of, options_with
+from dflash_mcmc.registry import Component, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
@@ -34,17 +34,6 @@ class Decoder(Component):
     def keeps_tokens(self) -> bool:
         """Whether the tokens are those of plain decoding with the same seed, whatever the draft proposes."""
         return False
-
-
-def check_plain(config: Settings, user: str) -> None:
-    """Checks that the decoder decodes token by token. Raises ConfigError.
-
-    Args:
-        user: the option that needs it, and why, for the error.
-    """
-    if not config.decoder.is_null:
-        plain = options_with("decoder", "is_null")
-        raise ConfigError("decoder", name_of(config.decoder), f"{plain} with {user}")
 
 
 @dataclass(kw_only=True)

@@ -37,7 +37,7 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     def check(self, config: Settings) -> None:
         """Checks that a fault changes something and that a window belongs to `finite_window`. Raises ConfigError."""
-        SpeculativeDecoder.check(self, config)
+        super().check(config)
         if (self.fault == "finite_window") != (self.fault_window is not None):
             allowed = "a whole number >= 1 with" if self.fault_window is None else "null without"
             raise ConfigError("decoder.fault_window", self.fault_window, f"{allowed} decoder.fault=finite_window")

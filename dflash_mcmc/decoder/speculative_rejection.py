@@ -37,7 +37,7 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     def check(self, config: Settings) -> None:
         """Checks that a fault is run in experiment=faults and with the rule that has it. Raises ConfigError."""
-        SpeculativeDecoder.check(self, config)
+        super().check(config)
         needed = "block" if self.fault == "block_residual" else "token"
         if self.fault is not None and self.verification != needed:
             raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")

@@ -46,7 +46,7 @@ class DFlashDraft(CheckpointDraft):
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """See `CheckpointDraft.canonical`."""
-        values, folder = CheckpointDraft.canonical(self, config), self._checkpoint().folder
+        values, folder = super().canonical(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 
     def load(self, target: LanguageModel) -> DFlashDrafter:

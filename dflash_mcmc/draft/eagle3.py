@@ -36,7 +36,7 @@ class Eagle3Draft(CheckpointDraft):
         """See `CheckpointDraft.size`. The draft's cache holds its features too."""
         from dflash_mcmc.engine.speculative.slotwise import entry_shape
 
-        size, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
+        size, folder = super().size(), self._checkpoint().config_folder()
         if size is None or size.companion is None or folder is None:
             return size
         return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))

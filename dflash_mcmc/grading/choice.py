@@ -207,7 +207,7 @@ class ChoiceGrader(AnswerGrader):
     letters: str = identity("ABCDEFGHIJ", "letters of the choices, such as ABCDE")
 
     def check(self, config: Settings) -> None:
-        AnswerGrader.check(self, config)
+        super().check(config)
         if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):
             raise ConfigError("grader.letters", self.letters, "two or more capital letters, each once")
 

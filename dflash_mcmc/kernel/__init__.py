@@ -205,7 +205,31 @@ class Move(NamedTuple):
     """A Metropolis-Hastings move on p^alpha that draws the tokens after a cut again."""
 
     alpha: float
-    cuts: UniformCuts | EntropyCuts | ConfidenceCuts
+    cuts: UniformCuts | EntropyCuts | ConfidenceCuts = UniformCuts()
+
+    @property
+    def stops(self) -> bool:
+        """Whether a chain ends with the stage in which its answer ends."""
+        return False
+
+    def reach(self, path: Trajectory, block: int, num_blocks: int, horizon: int) -> int:
+        """How far stage `block` extends a state, in tokens."""
+        return stage_horizon(block, num_blocks, horizon)
+
+    def longest(self, path: Trajectory, horizon: int) -> int:
+        """The longest proposal from a state, in tokens."""
+        return horizon
+
+    def why_not_early(self, law: SamplingParams) -> str:
+        """Why early rejection would change decisions with proposals from this law; empty where it does not."""
+        return why_weights_rise(self.alpha, law)
+
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        """Log of the acceptance ratio of a complete proposal that shares `cut` tokens with the state."""
+        # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
+        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
+        change = proposal.weight(self.alpha, start) - path.weight(self.alpha, start)
+        return change + self.cuts.log_ratio(path, proposal, cut)
 
     def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor:
         """The threshold for abandoning a proposal from `cut` on: the early rejection of Solonen et al. 2012, for sequences."""
@@ -219,10 +243,34 @@ class Move(NamedTuple):
         if floor is not None and not proposal.complete(horizon):
             bound = floor.bound(proposal.weight(self.alpha, cut), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
-        # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
-        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        change = proposal.weight(self.alpha, start) - path.weight(self.alpha, start)
-        return decide(path, proposal, cut, change + self.cuts.log_ratio(path, proposal, cut), log_uniform)
+        return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
+
+
+class PublishedMove(Move):
+    """The move of the code of arXiv 2510.14901, for comparison: it leaves no p^alpha invariant and can only shorten a state.
+
+    A proposal is capped at the length of the state, and the ratio covers the overlap of both alone.
+    """
+
+    __slots__ = ()
+
+    @property
+    def stops(self) -> bool:
+        return True
+
+    def reach(self, path: Trajectory, block: int, num_blocks: int, horizon: int) -> int:
+        """Counts from the state, which may be shorter than the horizon of the stage before."""
+        return path.length + stage_horizon(block, num_blocks, horizon) - stage_horizon(block - 1, num_blocks, horizon)
+
+    def longest(self, path: Trajectory, horizon: int) -> int:
+        return path.length
+
+    def why_not_early(self, law: SamplingParams) -> str:
+        return "sampler.rule=published compares overlaps, whose bound does not fall"
+
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        stop = min(path.length, proposal.length)
+        return Move(self.alpha).log_ratio(path.prefix(stop), proposal.prefix(stop), cut)
 
 
 def entropy_jumps(path: Trajectory, power: float) -> np.ndarray:

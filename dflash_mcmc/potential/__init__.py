@@ -21,7 +21,7 @@ from typing import ClassVar
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Evaluated
-from dflash_mcmc.registry import Component, name_of, options_with
+from dflash_mcmc.registry import Component, Need, name_of
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
@@ -99,16 +99,12 @@ class Factor(Potential):
     stop_at_max: bool = identity(False, "whether a chain ends with the first answer of the largest r, and draws one answer "
                                  "after another; its law is not that of the target")
 
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need("sampler.takes_potential"), Need("probe.is_null"), Need("engine.takes_potential"))
+
     def check(self, config: Settings) -> None:
-        """Raises ConfigError for a sampler or an engine without potentials, and for r without the bound that a field needs."""
+        """Raises ConfigError for r without the bound that a field needs."""
         name = name_of(self)
-        if not config.sampler.takes_potential:
-            raise ConfigError("potential", name, f"none with sampler={name_of(config.sampler)}; {name} with "
-                              f"sampler={options_with('sampler', 'takes_potential')}")
-        if not config.probe.is_null:
-            raise ConfigError("potential", name, f"none with probe={name_of(config.probe)}")
-        if not config.engine.takes_potential:
-            raise ConfigError("potential", name, f"none with engine={name_of(config.engine)}")
         if self.stop_at_max and self.bounds is None:
             raise ConfigError("potential.stop_at_max", True, f"false with potential={name}, whose largest value is not known")
         low, high = self.bounds or (-math.inf, math.inf)

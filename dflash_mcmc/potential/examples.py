@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
@@ -22,13 +21,7 @@ class ExamplesPotential(Factor):
     """
 
     bounds = (0.0, 1.0)
-
-    def check(self, config: Settings) -> None:
-        """Raises ConfigError if the grader runs no programs, in addition to the checks of every potential."""
-        Factor.check(self, config)
-        if not config.grader.runs_answers:
-            raise ConfigError("potential", name_of(self), f"none with grader={name_of(config.grader)}; it needs "
-                              f"grader={options_with('grader', 'runs_answers')}")
+    needs = (*Factor.needs, Need("grader.runs_answers"))
 
     def start(self, config: Settings) -> Evaluator:
         pool: Any = config.grader.start()  # of programs, as `check` has made sure
@@ -38,5 +31,5 @@ class ExamplesPotential(Factor):
     def remarks(self, problems: Sequence[Problem]) -> list[str]:
         """As of every potential, and how many questions have no examples."""
         without = sum(not any(example.check for example in problem.examples) for problem in problems)
-        return [*Factor.remarks(self, problems), *([f"potential=examples: {without} of {len(problems)} questions have no "
+        return [*super().remarks(problems), *([f"potential=examples: {without} of {len(problems)} questions have no "
                                                     "examples; r is 0 for their answers"] if without else [])]

@@ -38,7 +38,7 @@ class PythonPotential(Factor):
 
     def check(self, config: Settings) -> None:
         """Raises ConfigError if the file does not define the function, in addition to the checks of every potential."""
-        Factor.check(self, config)
+        super().check(config)
         function_at("potential.path", self.path)
 
     def fingerprint(self) -> str:

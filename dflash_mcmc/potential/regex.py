@@ -26,7 +26,7 @@ class RegexPotential(Factor):
 
     def check(self, config: Settings) -> None:
         """Raises ConfigError for a pattern that does not compile, in addition to the checks of every potential."""
-        Factor.check(self, config)
+        super().check(config)
         try:
             re.compile(self.pattern)
         except (re.error, RecursionError, OverflowError) as error:

@@ -31,7 +31,7 @@ class RewardPotential(Factor):
 
     def check(self, config: Settings) -> None:
         """Raises ConfigError for a path without a checkpoint and a label it does not have, beside every potential's checks."""
-        Factor.check(self, config)
+        super().check(config)
         checkpoint = self._checkpoint()
         checkpoint.check()
         values = checkpoint.config()  # None for a hub name that is not in the cache yet: it is checked when it is loaded

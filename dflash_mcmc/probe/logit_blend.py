@@ -97,14 +97,14 @@ class LogitBlend(AnswerProbe):
         if config.blend.needs_draft:
             raise ConfigError("blend", name_of(config.blend), f"another one, or none: probe={name_of(self)} with draft=... "
                               "reads the draft's logits already")
-        AnswerProbe.check(self, config)
+        super().check(config)
 
     def expected_cost(self, config: Settings) -> UnitCost:
         """See `AnswerProbe.expected_cost`. A blend of layers reads the answer again, and so does one of another prompt.
 
         The length of that prompt is not counted, since it is not known.
         """
-        expected, answer = AnswerProbe.expected_cost(self, config), cost.forced(config)
+        expected, answer = super().expected_cost(config), cost.forced(config)
         if config.blend.is_null or (config.blend.needs_companion and not config.blend.has_prompts):
             return expected
         again = answer.length + (0.0 if config.blend.has_prompts else answer.prompt)

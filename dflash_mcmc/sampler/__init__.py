@@ -17,7 +17,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, stage_horizon, trace_entry, why_weights_rise
+from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps
 from dflash_mcmc.registry import Component
 from dflash_mcmc.rng import Key
@@ -121,11 +121,14 @@ class ProposesAt(Sampler):
                                                   le=LARGEST, inverse_of="alpha")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        return {"proposal_temperature": ProposesAt.law(self).temperature}
+        return {"proposal_temperature": self._temperature()}
 
     def law(self) -> SamplingParams:
         """The proposal law q."""
-        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+        return SamplingParams(self._temperature())
+
+    def _temperature(self) -> float:
+        return 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
 
 
 @dataclass(kw_only=True)
@@ -186,7 +189,7 @@ class RejectsEarly(Staged):
         kind = self.early_reject
         if kind == "auto":
             kind = "off" if self.why_not_early(config.blend.is_null) else "exact"
-        return dataclasses.replace(Staged.resolved(self, config), early_reject=kind)
+        return dataclasses.replace(super().resolved(config), early_reject=kind)
 
     def rejects_early(self) -> bool:
         """See `Sampler`. Without a configuration there may be a blend, and auto stands for what holds under it."""
@@ -203,26 +206,25 @@ class Redraws(RejectsEarly):
         """The power of the target, and where a suffix may start."""
 
     def why_not_early(self, unblended: bool) -> str:
-        return why_weights_rise(self.move().alpha, self.law())
+        return self.move().why_not_early(self.law())
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
         return (yield from self.staged(prompt, horizon, key, range(1, self.num_blocks + 1)))[0]
 
-    def staged(self, prompt: np.ndarray, horizon: int, key: Key, blocks: Iterable[int], *, adaptive: bool = False,
-               returns: bool = False) -> Steps[tuple[ChainResult, list[MetropolisStep]]]:
+    def staged(self, prompt: np.ndarray, horizon: int, key: Key, blocks: Iterable[int], *,
+               adaptive: bool = False) -> Steps[tuple[ChainResult, list[MetropolisStep]]]:
         """A chain through the stages with these horizons, and its steps.
 
         Args:
             blocks: the horizons, in blocks.
             adaptive: only the last stage makes steps once the answer has ended.
-            returns: the chain ends with the stage in which the answer ends.
         """
-        path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
+        path, steps, trace, move = Trajectory.start(prompt), list[MetropolisStep](), list[dict](), self.move()
         for block in blocks:
-            if path.ended and returns:
+            if path.ended and move.stops:
                 break
-            block_key, reach = key.fold_in("block", block), self.reach(path, block, horizon)
+            block_key, reach = key.fold_in("block", block), move.reach(path, block, self.num_blocks, horizon)
             if not path.ended:
                 path = yield from self.extend(path, reach, block_key.fold_in("extend"))
             if path.ended and adaptive and block < self.num_blocks:
@@ -232,10 +234,6 @@ class Redraws(RejectsEarly):
                 steps.append(step)
                 path = step.trajectory
         return result(path, steps, trace), steps
-
-    def reach(self, path: Trajectory, block: int, horizon: int) -> int:
-        """The horizon of stage `block`, in tokens."""
-        return stage_horizon(block, self.num_blocks, horizon)
 
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
         """Continues a state to the horizon of a stage."""
@@ -255,6 +253,6 @@ class Redraws(RejectsEarly):
         cut = move.cuts.draw(path, key.fold_in("cut"))
         log_uniform = key.fold_in("accept").log_uniform()
         floor = move.floor(path, horizon, cut, log_uniform) if self.rejects_early() else None
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), path, floor,
-                              entropy=isinstance(move.cuts, EntropyCuts))
+        proposal = yield Draw(path.prefix(cut), move.longest(path, horizon), self.law(), key.fold_in("token"), self.source(),
+                              path, floor, entropy=isinstance(move.cuts, EntropyCuts))
         return move.decide(path, proposal, horizon, cut, log_uniform, floor)

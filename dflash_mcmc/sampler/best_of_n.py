@@ -13,7 +13,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.grading import AnswerGrader
 from dflash_mcmc.ops import LARGEST, SMALLEST, UNENDED, Chain, Draw, Steps, Together
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import Need, name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.settings import Settings
@@ -51,9 +51,10 @@ class BestOfN(Truncated, AtTemperature):
                             ge=SMALLEST, le=LARGEST)
 
     takes_potential = True
+    needs = (Need("potential.is_null", given="select=vote"),)
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        values = AtTemperature.canonical(self, config)
+        values = super().canonical(config)
         if self.num_candidates == 1:
             values["select"] = None
         if self.num_candidates == 1 or self.select != "power":
@@ -63,9 +64,7 @@ class BestOfN(Truncated, AtTemperature):
         return values
 
     def check(self, config: Settings) -> None:
-        """Raises ConfigError if answers are to be compared and the grader finds none in a text, or there is a potential."""
-        if self.select == "vote" and not config.potential.is_null:
-            raise ConfigError("sampler.select", "vote", "log_p, mean_log_p or power with a potential")
+        """Raises ConfigError if answers are to be compared and the grader finds none in a text."""
         if self.select == "vote" and not isinstance(config.grader, AnswerGrader):
             raise ConfigError("sampler.select", "vote", f"log_p, mean_log_p or power with grader={name_of(config.grader)}, "
                               "which finds no answer that can be compared")

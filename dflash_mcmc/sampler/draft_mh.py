@@ -8,12 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Score, Steps
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Staged
 from dflash_mcmc.settings import Settings
@@ -38,15 +37,14 @@ class DraftMH(Staged, ProposesAt):
     draft_weight: float = identity(0.5, "share of the draft in the mixture", gt=0, lt=1)
 
     needs_draft = True
+    needs = (Need("decoder.is_null", given="proposal=draft", why=", whose draws are the draft's"),)
     takes_potential = True
 
     def check(self, config: Settings) -> None:
         check_source(config, "sampler=draft_mh", "sampler.proposal=mixture" if self.proposal == "draft" else "")
-        if self.proposal == "draft":
-            check_plain(config, "sampler=draft_mh, whose draws are the draft's")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        values = ProposesAt.canonical(self, config)
+        values = super().canonical(config)
         if self.proposal == "draft":
             values.update(draft_weight=None, proposal_temperature=None)
         return values
@@ -60,7 +58,7 @@ class DraftMH(Staged, ProposesAt):
 
     def other_law(self) -> SamplingParams:
         """The law of the mixture's other part, the target."""
-        return ProposesAt.law(self)
+        return super().law()
 
     def power(self) -> float | None:
         return self.alpha

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import ConfidenceCuts, Move, UniformCuts, mh_cost
 from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, SamplingParams, Score, Steps
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws
 from dflash_mcmc.settings import Settings
@@ -47,11 +46,11 @@ class DraftRefine(Redraws, ProposesAt):
         "often one whose token the target finds unlikely")
 
     needs_draft = True
+    needs = (Need("decoder.is_null", why=", whose blocks are the draft's"),)
 
     def check(self, config: Settings) -> None:
         check_source(config, "sampler=draft_refine")
-        check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
-        Redraws.check(self, config)
+        super().check(config)
 
     def move(self) -> Move:
         return Move(self.alpha, ConfidenceCuts(_FLOOR) if self.cut == "confidence" else UniformCuts())

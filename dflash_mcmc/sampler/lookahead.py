@@ -48,7 +48,7 @@ class Lookahead(Truncated, AtTemperature):
                               f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        return AtTemperature.canonical(self, config) | ({} if self.rollout_length else {"num_rollouts": None})
+        return super().canonical(config) | ({} if self.rollout_length else {"num_rollouts": None})
 
     def width(self) -> int:
         """All rollouts of a block are drawn at once."""

@@ -115,4 +115,4 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
     def why_not_early(self, unblended: bool) -> str:
         if self.form != "isir":
             return "sampler.form=multiple_try needs the weight of every try"
-        return Redraws.why_not_early(self, unblended)
+        return super().why_not_early(unblended)

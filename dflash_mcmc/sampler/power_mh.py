@@ -12,18 +12,16 @@ from typing import Literal
 import numpy as np
 
 from dflash_mcmc import kernel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, UniformCuts
-from dflash_mcmc.ops import Chain, Draw, Steps
-from dflash_mcmc.registry import register
+from dflash_mcmc.kernel import EntropyCuts, Move, PublishedMove, UniformCuts
+from dflash_mcmc.ops import Chain
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
+from dflash_mcmc.types import ExpectedCost
 
-_PUBLISHED = {"schedule": "published", "cut": "current"}
-"""The values of fields that the published kernel has."""
+_NO_END = ", whose ratio leaves out the end of the longer answer"
 
 
 @register("sampler", "power_mh")
@@ -59,29 +57,19 @@ class PowerMH(Redraws, Truncated, ProposesAt):
         "exact", "exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped at the "
         "current length, overlap only, no length term, ends with the stage in which the answer ends")
 
-    def check(self, config: Settings) -> None:
-        if self.rule == "published":
-            for name, only in _PUBLISHED.items():
-                if getattr(self, name) != only:
-                    raise ConfigError(f"sampler.{name}", getattr(self, name), f"{only!r} with sampler.rule=published")
-            if not config.potential.is_null:
-                raise ConfigError("sampler.rule", "published", "exact with a potential: the published ratio leaves out the "
-                                  "end of the longer answer")
-            if config.dataset.must_end:
-                raise ConfigError("dataset.must_end", True, "false with sampler.rule=published, whose ratio leaves out the "
-                                  "end of the longer answer")
-        Redraws.check(self, config)
+    needs = (Need("sampler.schedule", "published", given="rule=published"),
+             Need("sampler.cut", "current", given="rule=published"),
+             Need("potential.is_null", given="rule=published", why=_NO_END),
+             Need("dataset.must_end", False, given="rule=published", why=_NO_END))
 
     def why_not_early(self, unblended: bool) -> str:
-        if self.rule == "published":
-            return "sampler.rule=published compares overlaps, whose bound does not fall"
-        reason = Redraws.why_not_early(self, unblended)
+        reason = super().why_not_early(unblended)
         if not reason and self.proposal == "base" and not unblended:
             return "sampler.proposal=base draws without the blend that the target has"
         return reason
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        values = ProposesAt.canonical(self, config)
+        values = super().canonical(config)
         if self.cut != "entropy":
             values["entropy_power"] = 4.0
         if config.blend.is_null:
@@ -99,6 +87,8 @@ class PowerMH(Redraws, Truncated, ProposesAt):
         return self.alpha if self.rule == "exact" and not self.law().truncates else None
 
     def move(self) -> Move:
+        if self.rule == "published":
+            return PublishedMove(self.alpha)
         return Move(self.alpha, EntropyCuts(self.entropy_power) if self.cut == "entropy" else UniformCuts())
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
@@ -108,31 +98,9 @@ class PowerMH(Redraws, Truncated, ProposesAt):
         """
         if self.schedule == "adaptive":
             return kernel.doubling_cost(length, horizon, self.num_blocks, self.num_steps)
-        return kernel.mh_cost(length, horizon, self.num_blocks, self.num_steps, self.rule == "published")
+        return kernel.mh_cost(length, horizon, self.num_blocks, self.num_steps, self.move().stops)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         adaptive = self.schedule == "adaptive"
         blocks = kernel.doubling(self.num_blocks) if adaptive else range(1, self.num_blocks + 1)
-        return (yield from self.staged(prompt, horizon, key, blocks, adaptive=adaptive, returns=self.rule == "published"))[0]
-
-    def reach(self, path: Trajectory, block: int, horizon: int) -> int:
-        """The horizon of stage `block`, in tokens. The published one counts from the state, which may be shorter."""
-        usual = Redraws.reach(self, path, block, horizon)
-        return usual if self.rule == "exact" else path.length + usual - Redraws.reach(self, path, block - 1, horizon)
-
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        if self.rule == "published":
-            return (yield from self._published_step(path, key))
-        return (yield from Redraws.step(self, path, horizon, key))
-
-    def _published_step(self, path: Trajectory, key: Key) -> Steps[MetropolisStep]:
-        """A step of the code of arXiv 2510.14901, which does not leave p^alpha invariant and can only shorten a sequence.
-
-        A proposal is capped at the length of the state, and the ratio covers the overlap of both alone.
-        """
-        cut, log_uniform = key.fold_in("cut").integer(path.length), key.fold_in("accept").log_uniform()
-        proposal = yield Draw(path.prefix(cut), path.length, self.law(), key.fold_in("token"), self.source(), path)
-        # Tokens that both share after the cut have the same weight and are left out.
-        start, stop = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:]), min(path.length, proposal.length)
-        log_ratio = proposal.prefix(stop).weight(self.alpha, start) - path.prefix(stop).weight(self.alpha, start)
-        return kernel.decide(path, proposal, cut, log_ratio, log_uniform)
+        return (yield from self.staged(prompt, horizon, key, blocks, adaptive=adaptive))[0]

@@ -14,11 +14,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dflash_mcmc import kernel
+from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, result, trace_entry
 from dflash_mcmc.ops import UNENDED, Chain, Draw, Steps, Together
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.settings import Settings
@@ -78,6 +79,7 @@ class PowerSMC(Truncated, AtTemperature):
     num_steps: int = identity(4, "steps of the wrapper after the first run", ge=0)
 
     takes_draft = True
+    needs = (Need("decoder.is_null", given="proposal=draft", why=", whose draws are the draft's"),)
     takes_potential = True
 
     def check(self, config: Settings) -> None:
@@ -87,19 +89,12 @@ class PowerSMC(Truncated, AtTemperature):
         if self.wrapper != "none" and not self.num_steps:
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
         if self.proposal == "draft":
-            self._check_draft(config)
-
-    def _check_draft(self, config: Settings) -> None:
-        from dflash_mcmc.decoder import check_plain
-        from dflash_mcmc.draft import check_source
-
-        if config.draft.is_null:
-            raise ConfigError("sampler.proposal", "draft", "target without a draft; draft=dflash or draft=tiny give one")
-        check_source(config, "sampler.proposal=draft", "sampler.proposal=target")
-        check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
+            if config.draft.is_null:
+                raise ConfigError("sampler.proposal", "draft", "target without a draft; draft=dflash or draft=tiny give one")
+            check_source(config, "sampler.proposal=draft", "sampler.proposal=target")
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        values = AtTemperature.canonical(self, config)
+        values = super().canonical(config)
         if self.wrapper == "none":
             values["num_steps"] = None
         if self.num_particles == 1:

@@ -59,7 +59,7 @@ class ReplicaExchange(RejectsEarly):
                               "of sampler.alphas")
         if not (self.output == -1 or 1 <= self.output <= len(self.alphas)):
             raise ConfigError("sampler.output", self.output, f"1 to {len(self.alphas)}, or -1 for the last")
-        RejectsEarly.check(self, config)
+        super().check(config)
 
     def canonical(self, config: Settings) -> dict[str, object]:
         return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1}

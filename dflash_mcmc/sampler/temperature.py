@@ -12,7 +12,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, LawFunction, SamplingParams
 from dflash_mcmc.process.functions import fingerprint, function_at
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.settings import Settings
@@ -43,6 +43,8 @@ class Temperature(Truncated, AtTemperature):
     """
 
     draws_once = True
+    needs = (Need("engine.calls_functions", given="function"),
+             Need("decoder.is_null", given="function", why=", which reads each token"))
 
     alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
@@ -75,12 +77,6 @@ class Temperature(Truncated, AtTemperature):
                               f"to {_MOST_KEPT}, which bounds the sets")
         if self.function is None:
             return
-        if not config.engine.calls_functions:
-            raise ConfigError("engine", name_of(config.engine), f"{options_with('engine', 'calls_functions')} with "
-                              "sampler.function")
-        if not config.decoder.is_null:
-            raise ConfigError("decoder", name_of(config.decoder), f"{options_with('decoder', 'is_null')} with "
-                              "sampler.function, which reads each token")
         if self.temperature is not None or self._fields() != SamplingParams(1.0 / self.alpha):
             raise ConfigError("sampler.function", self.function, "without a temperature, truncation or penalty: it is the "
                               "whole law")
@@ -92,7 +88,7 @@ class Temperature(Truncated, AtTemperature):
         return self._fields()
 
     def _fields(self) -> SamplingParams:
-        return Truncated.law(self)._replace(
+        return super().law()._replace(
             min_p=self.min_p, top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
             repetition_penalty=self.repetition_penalty, frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty, temperature_last=self.order == "temperature_last",
@@ -110,7 +106,7 @@ class Temperature(Truncated, AtTemperature):
 
         What penalties count is left out where none counts.
         """
-        values = {**AtTemperature.canonical(self, config), "alpha": None}
+        values = {**super().canonical(config), "alpha": None}
         if not self.law().counts_tokens:
             values["penalty_counts"] = "answer"
         return values if self.function is None else {

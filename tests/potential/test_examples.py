@@ -34,7 +34,7 @@ def test_a_plan_counts_questions_without_examples(make_config):
 
 
 def test_it_needs_a_grader_that_runs_programs(make_config):
-    with refused("potential: given 'examples'; allowed: none with grader=math; it needs grader=code"):
+    with refused("grader: given 'math'; allowed: code with potential=examples"):
         make_config("condition=ps", "potential=examples")
 
 

@@ -20,10 +20,10 @@ def test_a_run_without_a_potential_is_as_before_there_were_any(make_config):
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (("condition=temp",), "potential: given 'regex'; allowed: none with sampler=temperature; regex with sampler=best_of_n"),
-    (("condition=lookahead",), "none with sampler=lookahead"),
-    (("condition=best_of_n", "sampler.select=vote"), "sampler.select: given 'vote'; allowed: log_p, mean_log_p or power"),
-    (("condition=ps", "sampler.rule=published"), "sampler.rule: given 'published'; allowed: exact with a potential"),
+    (("condition=temp",), "sampler: given 'temperature'; allowed: best_of_n"),
+    (("condition=lookahead",), "sampler: given 'lookahead'; allowed: best_of_n"),
+    (("condition=best_of_n", "sampler.select=vote"), "potential: given 'regex'; allowed: none with sampler.select=vote"),
+    (("condition=ps", "sampler.rule=published"), "potential: given 'regex'; allowed: none with sampler.rule=published"),
     (("condition=ps", "potential.beta=inf"), "potential.beta: given inf; allowed: a number"),
     (("condition=ps", "potential.beta=nan"), "potential.beta: given nan; allowed: a number"),
     (("condition=ps", "potential.on_failure=2"), "potential.on_failure: given 2.0; allowed: a number from 0 to 1"),

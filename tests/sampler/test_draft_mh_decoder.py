@@ -82,7 +82,7 @@ def test_decoders_are_allowed_with_the_mixture_alone(make_config, decoder):
     for given in (["sampler.proposal=draft"], ["sampler.proposal=mixture", "blend=draft"]):
         with pytest.raises(UserError) as error:
             make_config("sampler=draft_mh", "draft=tiny", f"decoder={decoder}", *given)
-        user = "blend=draft, because" if "blend=draft" in given else "sampler=draft_mh, whose draws are the draft's"
+        user = "blend=draft, because" if "blend=draft" in given else "sampler.proposal=draft, whose draws are the draft's"
         assert str(error.value).startswith(f"decoder: given '{decoder}'; allowed: plain with {user}")
 
 

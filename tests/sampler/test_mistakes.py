@@ -12,7 +12,7 @@ MISTAKES = [
      "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
     ("sampler=draft_mh draft=none", "draft: given 'none'; allowed: a draft"),
     ("sampler=draft_mh draft=tiny decoder=speculative_match",
-     "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
+     "decoder: given 'speculative_match'; allowed: plain with sampler.proposal=draft"),
     ("sampler=draft_refine draft=ngram",
      "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
     ("sampler=draft_refine draft=tiny decoder=speculative_match",

@@ -163,7 +163,7 @@ class FromFile(Dataset):
 
     def check(self, config: Settings) -> None:
         """Checks that a file is given, in addition to the checks of every dataset. Raises ConfigError."""
-        Dataset.check(self, config)
+        super().check(config)
         if self.path is None:
             raise ConfigError("dataset.path", None, "a JSON Lines or CSV file")
 
@@ -204,7 +204,7 @@ class Benchmark(FromFile):
 
     def check(self, config: Settings) -> None:
         """Checks that a file or a commit is given, in addition to the checks of every dataset. Raises ConfigError."""
-        Dataset.check(self, config)
+        Dataset.check(self, config)  # not `FromFile.check`, which asks for a file
         if self.path is None and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.name} on the hub, all 40 hexadecimal "
                               "digits, so that a run can be repeated; or a file, dataset.path=/path/to/test.jsonl")
@@ -212,7 +212,7 @@ class Benchmark(FromFile):
     def resolved(self, config: Settings) -> Benchmark:
         """The dataset with its prompt as text. The revision is null if a file is read."""
         revision = None if self.path else self.revision
-        return dataclasses.replace(cast(Benchmark, Dataset.resolved(self, config)), revision=revision)
+        return dataclasses.replace(cast(Benchmark, super().resolved(config)), revision=revision)
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """The content is part of the identity, so the revision is not."""
@@ -222,11 +222,11 @@ class Benchmark(FromFile):
         """The rows of the file, or of the hub. Raises UserError."""
         if self.path is None:
             return of_hub(self.hub, self.revision, self.columns())
-        return FromFile.rows(self)
+        return super().rows()
 
     def all_problems(self) -> list[Problem]:
         """The problem of each row. Raises UserError, with `check_rows` also if their number is not the published one."""
-        problems = FromFile.all_problems(self)
+        problems = super().all_problems()
         if self.check_rows and len(problems) != self.num_published:
             raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(problems)} rows; allowed: the benchmark's "
                             f"{self.num_published}, or any number with dataset.check_rows=false")
@@ -270,7 +270,7 @@ class NamedFields(FromFile):
 
     def check(self, config: Settings) -> None:
         """Checks the templates, in addition to the checks of every dataset. Raises ConfigError."""
-        FromFile.check(self, config)
+        super().check(config)
         for field, source in self._templates().items():
             if source is not None:
                 _template(field, source)
@@ -289,7 +289,7 @@ class NamedFields(FromFile):
     def all_problems(self) -> list[Problem]:
         """The problem of each row. Raises UserError; for a field that the rows lack it says which option names it."""
         try:
-            return FromFile.all_problems(self)
+            return super().all_problems()
         except MissingField as error:
             named = [name for name in _NAMES if getattr(self, name) == error.field]
             raise UserError("; ".join([str(error), *(f"dataset.{name} names this field" for name in named)])) from error

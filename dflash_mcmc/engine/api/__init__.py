@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.process.http import check_url
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import Need, name_of, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +33,8 @@ class Api(Engine):
     rounds_otherwise: ClassVar[bool] = True
     takes_potential: ClassVar[bool] = True
     is_remote: ClassVar[bool] = True
+    needs = (*(Need(f"{group}.is_null", why=", or engine=slots, which reads layers and runs drafts")
+               for group in ("probe", "blend", "draft", "decoder")),)
 
     url: str | None = runtime(None, "endpoint, such as http://127.0.0.1:8000/v1; prompts are sent there")
     model: str | None = runtime(None, "name of the model, as the endpoint knows it; null takes the first one; the name is "
@@ -61,13 +62,8 @@ class Api(Engine):
             raise ConfigError("engine.body", ", ".join(taken), "fields that a request does not set itself, such as "
                               "ignore_eos; the sampler's fields state its law")
         instead = "with engine=api, or engine=slots"
-        for group in ("probe", "blend", "draft"):
-            if not getattr(config, group).is_null:
-                raise ConfigError(group, name_of(getattr(config, group)), f"none {instead}, which reads layers and runs "
-                                  "drafts")
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null {instead}: the server's own holds")
-        check_plain(config, instead.removeprefix("with "))
         if config.sampler.needs_draft or config.sampler.source() == "draft":
             raise ConfigError("sampler", name_of(config.sampler), f"one without a draft {instead}")
         if config.sampler.reads_rows():

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import Need, name_of, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,8 @@ class Vllm(Engine):
 
     plans_memory: ClassVar[bool] = False
     rounds_otherwise: ClassVar[bool] = True
+    needs = (*(Need(f"{group}.is_null", why=f", {_INSTEAD}, which reads layers and runs drafts")
+               for group in ("probe", "decoder")),)
 
     tensor_parallel_size: int = runtime(1, "GPUs that share each layer", ge=1, le=1024)
     pipeline_parallel_size: int = runtime(1, "GPUs, or groups that share layers, that each hold a part of the layers", ge=1,
@@ -50,11 +51,7 @@ class Vllm(Engine):
                                   "precision")
 
     def check(self, config: Settings) -> None:
-        """Checks that vLLM can run probe, decoder and blend. Raises ConfigError."""
-        if not config.probe.is_null:
-            raise ConfigError("probe", name_of(config.probe), f"none with engine=vllm, {_INSTEAD}, which reads layers and "
-                              "runs drafts")
-        check_plain(config, f"engine=vllm, {_INSTEAD}")
+        """Checks that vLLM can run model, blend and sampler. Raises ConfigError."""
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
         if config.blend.needs_companion:

@@ -119,7 +119,7 @@ class SpeculativeMCMC(ForcedProbe):
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        ForcedProbe.check(self, config)
+        super().check(config)
         listed = self.draft_temperatures
         if listed is not None and (not listed or len(set(listed)) < len(listed)):
             raise ConfigError("probe.draft_temperatures", listed, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
