@@ -10,7 +10,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dflash2")
@@ -27,6 +27,6 @@ class DFlash2Draft(CheckpointDraft):
     example = "z-lab/Qwen3.8-27B-DFlash2"
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

@@ -11,7 +11,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dspark")
@@ -31,6 +31,6 @@ class DSparkDraft(CheckpointDraft):
     example = "deepseek-ai/dspark_qwen3_4b_block7"
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

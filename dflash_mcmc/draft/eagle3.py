@@ -12,7 +12,7 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize
-    from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
+    from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 
 
 @register("draft", "eagle3")
@@ -34,7 +34,7 @@ class Eagle3Draft(CheckpointDraft):
 
     def size(self) -> DraftSize | None:
         """See `CheckpointDraft.size`. The draft's cache holds its features too."""
-        from dflash_mcmc.engine.speculative.slotwise import entry_shape
+        from dflash_mcmc.engine.speculative.drafter import entry_shape
 
         size, folder = super().size(), self._checkpoint().config_folder()
         if size is None or size.companion is None or folder is None:
@@ -42,6 +42,6 @@ class Eagle3Draft(CheckpointDraft):
         return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))
 
     def load(self, target: LanguageModel) -> EagleDrafter:
-        from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
+        from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 
         return EagleDrafter(self.network(target), target, self.num_drafted)

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft
-from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
+from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored

@@ -56,8 +56,7 @@ _REASONS = {
 
 def refuse(model: Any) -> None:
     """Raises UserError for a model of `transformers` whose layers the engine of slots does not compute."""
-    layers = _refused_layers(model, model.config.get_text_config())
-    if layers:
+    if layers := _refused_layers(model, model.config.get_text_config()):
         raise refused(model, f"has {layers}", "attention over all earlier tokens, over a window or in chunks, or the linear "
                       "attention of Qwen3-Next and Qwen3.5, in every layer")
 
@@ -109,16 +108,11 @@ def batch_invariant_experts(module: Any, hidden: torch.Tensor, chosen: torch.Ten
         pairs = (numbers == expert).nonzero()[:, 0]
         rows = hidden[pairs // chosen.shape[1]]
         padded = torch.nn.functional.pad(rows, (0, 0, 0, round_up(len(rows), _ROW_STEP) - len(rows)))
-        outputs[pairs] = _expert(module, expert, padded)[: len(rows)]
+        inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", expert, padded)
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        output = _linear(module, "down_proj", expert, inner)
+        outputs[pairs] = (module.post_expert_norm(output) if module.has_post_expert_norm else output)[: len(rows)]
     return (outputs * weights.reshape(-1, 1)).view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
-
-
-def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    """The output of one expert, (rows, width)."""
-    inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", expert, rows)
-    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    output = _linear(module, "down_proj", expert, inner)
-    return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 
 def _linear(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
@@ -130,12 +124,6 @@ def _linear(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Te
 def has_experts(decoder: torch.nn.Module) -> bool:
     """Whether a model has experts whose implementation can be chosen."""
     return any(hasattr(module, "has_post_expert_norm") for module in decoder.modules())
-
-
-def depends_on_batch(decoder: torch.nn.Module) -> bool:
-    """Whether a model has experts whose numbers depend on the batch, whatever implementation is chosen."""
-    return any(type(module).__name__.endswith("Experts") and type(module).__name__ not in _DENSE
-               and not hasattr(module, "has_post_expert_norm") for module in decoder.modules())
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, batch_invariant_experts)
@@ -196,7 +184,13 @@ class LanguageModel:
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[layer].linear_attn for layer in recurrent.layers] if recurrent else []
         recurrent_state.install(self.recurrent_nets)
-        self.uncaptured = self._reason_without_graphs()
+        self.uncaptured: str | None = None
+        if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
+            self.uncaptured = "the model's rotary embedding grows with the text"
+        elif self.has_experts:
+            self.uncaptured = "the model is a mixture of experts"
+        elif self.recurrent_nets:
+            self.uncaptured = "the model has recurrent layers"
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
         self.stop_strings: StopStrings | None = None
@@ -360,13 +354,6 @@ class LanguageModel:
             except Exception as error:  # Triton compiles for this GPU now, which fails in many ways
                 note(f"layers: modules of transformers and not this package's loop, because {reason_of(error, 300)}")
 
-    def _reason_without_graphs(self) -> str | None:
-        if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):
-            return "the model's rotary embedding grows with the text"
-        if self.has_experts:
-            return "the model is a mixture of experts"
-        return "the model has recurrent layers" if self.recurrent_nets else None
-
     def _measured_cache(self, model: torch.nn.Module, recurrent: RecurrentShape | None) -> CacheShape:
         """The shape of what a token leaves in the cache of `transformers`."""
         cache = DynamicCache(config=self.config)
@@ -396,7 +383,8 @@ class LanguageModel:
             if not (self.masks.plain or attention.agrees(self.decoder, self.config, self.device)):
                 raise refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
                               "windows and chunks by layer_types")
-        if self.device.type == "cpu" and depends_on_batch(self.decoder):
+        names = {type(module).__name__ for module in self.decoder.modules() if not hasattr(module, "has_post_expert_norm")}
+        if self.device.type == "cpu" and any(name.endswith("Experts") for name in names - _DENSE):
             note(f"model.path: the experts of {type(model).__name__} are computed for all tokens of a batch together, so that "
                  "the last bits of a record depend on the other samples in its batch")
 

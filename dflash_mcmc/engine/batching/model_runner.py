@@ -208,14 +208,12 @@ class ModelRunner:
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
                                    position_ids=at if limit is None else at.clamp(max=limit - 1))
         if self.drafter is not None:
-            self.drafter.absorb(cache.drafts, rows, tokens, positions, self._features(self.drafter, hidden))
+            # The last layer's output is taken after the final norm, as in `hidden_states`.
+            outputs, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
+            features = [hidden if layer == last_layer else output
+                        for layer, output in zip(self.drafter.tapped_layers, outputs, strict=True)]
+            self.drafter.absorb(cache.drafts, rows, tokens, positions, features)
         return hidden
-
-    def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:
-        """Outputs of the drafter's layers. The last layer's output is taken after the final norm, as in `hidden_states`."""
-        features, last_layer = self._tapped[len(self._blended_layers) :], len(self.model.layers) - 1
-        return [last if layer == last_layer else output
-                for layer, output in zip(drafter.tapped_layers, features, strict=True)]
 
     def replay(self, cache: KVCache, rows: Sequence[int], positions: Sequence[int]) -> None:
         """Prepares rows to be fed from these positions on: states of recurrent layers are computed where they are missing."""
@@ -238,7 +236,8 @@ class ModelRunner:
         Returns the hidden states after the final norm, (spans, size, width). A shorter span is padded.
         """
         first = np.array([span.start for span in spans])
-        tokens = np.stack([_piece(span, size) for span in spans])
+        pieces = [span.sequence[span.start : min(span.start + size, span.stop)] for span in spans]
+        tokens = np.stack([np.pad(piece, (0, size - len(piece))) for piece in pieces])
         # A piece may reach beyond the cache. The tokens there are padding. They share its last position, which is no token's.
         positions = np.minimum(first[:, None] + np.arange(size), cache.length - 1)
         key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
@@ -269,17 +268,13 @@ class ModelRunner:
         mixed, own = mixed_logits(self.model, self.blend, hidden, tapped, companion)
         if own is None:
             own = self.model.logits(hidden) if tapped and "base" in sources else mixed
-        return self._with_sources({"blended": mixed}, sources, own, said, drafted)
-
-    def _with_sources(self, logits: dict[str, torch.Tensor], sources: Collection[str], base: torch.Tensor,
-                      said: DraftStates | None, drafted: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The blended logits, and those of the other sources; `base` has the target's own."""
+        logits = {"blended": mixed}
         if "base" in sources:
-            logits["base"] = base
+            logits["base"] = own
         if "draft" in sources and self.grid is not None and said is not None:
-            own = (_logits_beside(self.model, self.drafting.model, drafted[0]) if self.drafting else
-                   cast("DFlashDrafter", self.grid.drafter).logits(cast("torch.Tensor", said.hidden)))
-            logits["draft"] = torch.where(said.inside[:, None], own, logits["blended"])
+            of_draft = (_logits_beside(self.model, self.drafting.model, drafted[0]) if self.drafting else
+                        cast("DFlashDrafter", self.grid.drafter).logits(cast("torch.Tensor", said.hidden)))
+            logits["draft"] = torch.where(said.inside[:, None], of_draft, mixed)
         return logits
 
     def logits_of(self, cache: KVCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
@@ -329,12 +324,6 @@ def _logits_beside(model: LanguageModel, other: LanguageModel, hidden: torch.Ten
     """Logits of another model for the ids of the target: its head may have other rows of padding."""
     logits = other.logits(hidden)
     return torch.nn.functional.pad(logits, (0, model.vocab_size - logits.shape[-1]), value=-torch.inf)
-
-
-def _piece(span: Span, size: int) -> np.ndarray:
-    """The first tokens of a span, padded."""
-    tokens = span.sequence[span.start : min(span.start + size, span.stop)]
-    return np.pad(tokens, (0, size - len(tokens)))
 
 
 class PromptReader:

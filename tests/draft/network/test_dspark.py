@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
-from dflash_mcmc.engine.speculative.drafter import Anchors
-from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, SlotwiseDrafter
 from dflash_mcmc.errors import UserError
 from tests.engine.speculative.slotwise_drafts import KINDS, random_network, shape_of, small_table
 from tests.targets import random_model

@@ -18,8 +18,7 @@ from dflash_mcmc.draft.network.eagle3 import FAMILY
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.speculative.drafter import Anchors
-from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, EagleDrafter
 from dflash_mcmc.errors import UserError
 from tests.draft.network.test_checkpoint import assert_one_line, write_config
 from tests.targets import random_model

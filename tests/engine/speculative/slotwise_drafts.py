@@ -13,8 +13,7 @@ from dflash_mcmc.draft.network.dflash2 import DFlash2, DFlash2Shape
 from dflash_mcmc.draft.network.dspark import DSpark, DSparkShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors
-from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, SlotwiseDrafter
 from dflash_mcmc.forcing import sequences
 from tests.targets import random_model
 
