@@ -10,8 +10,7 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
-from dflash_mcmc.process import stopping
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, GradesInThreads, timed
 from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
@@ -116,42 +114,31 @@ def rubrics_of(gold: str) -> list[str]:
     return rubrics
 
 
-class JudgePool:
+class JudgePool(GradesInThreads):
     """Grades texts by a judge, `num_workers` at a time. Call `submit`; `finished` then yields the grades that are ready.
 
     A judge that does not reply, or replies without a decision on every rubric, gives the verdict `timeout` or `error`.
+    `finished` raises UserError if the endpoint refuses the requests.
     """
 
     def __init__(self, grader: JudgeGrader, template: Template):
-        self._grader, self._template = grader, template
-        self._threads = ThreadPoolExecutor(grader.num_workers, thread_name_prefix="grader")
-        self._closed = threading.Event()
-        self._futures: dict[Future[tuple[Grade, float]], Hashable] = {}
+        super().__init__(grader.num_workers)
+        self._grader, self._template, self._closed = grader, template, threading.Event()
 
     def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError for a gold answer without rubrics."""
-        self._futures[self._threads.submit(timed, self._graded, after_thinking(text), rubrics_of(gold))] = tag
-
-    def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
-
-        Raises UserError if the endpoint refuses the requests.
-        """
-        for future in [future for future in self._futures if wait or future.done()]:
-            tag = self._futures.pop(future)
-            stopping.wait_for([future])
-            grade, seconds = future.result()
-            yield tag, grade if grade.verdict == NO_ANSWER else grade._replace(grade_seconds=seconds)
+        self.decide(tag, self._graded, after_thinking(text), rubrics_of(gold))
 
     def close(self) -> None:
         """Drops the requests that wait or are under way."""
         self._closed.set()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        super().close()
 
     def _graded(self, answer: str | None, rubrics: list[str]) -> Grade:
         if answer is None or not answer.strip():
             return Grade(NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")
-        return self.asked(self._template.render(response=answer.strip(), rubrics=rubrics), len(rubrics))
+        grade, seconds = timed(self.asked, self._template.render(response=answer.strip(), rubrics=rubrics), len(rubrics))
+        return grade._replace(grade_seconds=seconds)
 
     def asked(self, question: str, num_rubrics: int = 0) -> Grade:
         """The grade by a judge's decision on each rubric; without rubrics, any reply is correct.

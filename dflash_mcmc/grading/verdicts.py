@@ -6,8 +6,10 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from dflash_mcmc.process import stopping
 from dflash_mcmc.types import Grade
 
 _Result = TypeVar("_Result")
@@ -61,6 +63,45 @@ class GradesAtOnce:
 
     def close(self) -> None:
         """Does nothing: there are no processes to end."""
+
+
+class GradesInThreads:
+    """A pool of threads, for a rule that waits for a process or a model. `finished` raises what the rule raises."""
+
+    def __init__(self, num_workers: int):
+        self._threads = ThreadPoolExecutor(num_workers, "grader")
+        self._futures: dict[Future[Grade], Any] = {}
+
+    def decide(self, tag: Any, rule: Callable[..., Grade], *arguments: Any) -> None:
+        """Hands a text, or its answer, to the rule."""
+        self._futures[self._threads.submit(rule, *arguments)] = tag
+
+    def decided(self, tag: Any, grade: Grade) -> None:
+        """Takes a grade that needs no thread."""
+        future: Future[Grade] = Future()
+        future.set_result(grade)
+        self._futures[future] = tag
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+        """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
+
+        An exception of the rule covers all submitted texts and is raised once.
+        """
+        while self._futures:
+            for future in [future for future in self._futures if future.done()]:
+                tag = self._futures.pop(future)
+                if future.exception():
+                    self._futures.clear()
+                yield tag, future.result()
+            if not wait:
+                return
+            if self._futures:
+                stopping.wait_for(self._futures)
+
+    def close(self) -> None:
+        """Waits for the rules that are under way, and drops the texts that wait."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._futures.clear()
 
 
 class Decision(NamedTuple):

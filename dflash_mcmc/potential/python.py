@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import multiprocessing
-import resource
 import runpy
 import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +12,10 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.potential import Evaluator, Factor
 from dflash_mcmc.process.functions import fingerprint, function_at, place_of
+from dflash_mcmc.process.worker import NotStarted, WorkerProcess, limit_memory
 from dflash_mcmc.registry import register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
-
-_START_SECONDS = 60
 
 
 @register("potential", "python")
@@ -54,55 +48,42 @@ class _RatingProcess:
     """A process that calls the function. It is begun again after a call that took too long or ended it."""
 
     def __init__(self, file: Path, function: str, seconds: float, memory_gib: float):
-        self._arguments = (str(file), function, memory_gib)
-        self._seconds, self._lock = seconds, threading.Lock()
-        self._process: Any = None
-        self._pipe: Connection
+        self._start, self._seconds, self._lock = (_begin, str(file), function, memory_gib), seconds, threading.Lock()
+        self._worker: WorkerProcess | None = None
 
     def rate(self, problem: Problem, text: str) -> float:
-        """What the function returns. Raises TimeoutError, EOFError, OSError or ValueError where it fails."""
+        """What the function returns. Raises an Exception where it fails."""
+        asked = {name: problem._asdict()[name] for name in ("id", "question", "answer", "level", "subject")}
         with self._lock:
-            if self._process is None or not self._process.is_alive():
-                context = multiprocessing.get_context("spawn")
-                self._pipe, theirs = context.Pipe()
-                self._process = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
-                self._process.start()
-                theirs.close()
-                if not self._pipe.poll(_START_SECONDS):
-                    raise UserError(f"potential.path: {self._arguments[0]} does not start within {_START_SECONDS} seconds")
-                self._pipe.recv_bytes()
-            asked = {name: problem._asdict()[name] for name in ("id", "question", "answer", "level", "subject")}
-            self._pipe.send_bytes(json.dumps([asked, text]).encode())
-            if not self._pipe.poll(self._seconds):
-                self.end()
-                raise TimeoutError
-            value = json.loads(self._pipe.recv_bytes())
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(value)
-        return value
+            if self._worker is None or not self._worker.process.is_alive():
+                self._worker = WorkerProcess(*self._start)
+            try:
+                return self._worker.call(self._seconds, _rate, asked, text)
+            except NotStarted as error:
+                raise UserError(f"potential.path: {self._start[1]} does not start") from error
 
     def end(self) -> None:
         """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._pipe.close()
-            self._process = None
+        if self._worker is not None:
+            self._worker.end()
 
 
-def _serve(pipe: Connection, file: str, function: str, memory_gib: float) -> None:
-    """Answers calls until the pipe closes; null for a call that raises or returns no number."""
-    call = runpy.run_path(file)[function]
-    limit = int(memory_gib * 2**30)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    pipe.send_bytes(b"0")
-    with contextlib.suppress(EOFError):
-        while True:
-            try:
-                answer = json.dumps(call(*json.loads(pipe.recv_bytes())))
-            except EOFError:
-                raise
-            except Exception:
-                answer = "null"
-            pipe.send_bytes(answer.encode())
+_function: Any = None
+"""The function of the user, in its process."""
+
+
+def _begin(file: str, function: str, memory_gib: float) -> None:
+    global _function
+    _function = runpy.run_path(file)[function]
+    limit_memory(memory_gib)
+
+
+def _rate(problem: dict[str, Any], text: str) -> float:
+    """What the function returns. Raises ValueError for what is no number, and what the function raises, by its name alone."""
+    try:
+        value = _function(problem, text)
+    except Exception as error:  # its class may be one that only this process knows
+        raise ValueError(type(error).__name__) from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(type(value).__name__)
+    return float(value)

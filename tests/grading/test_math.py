@@ -103,7 +103,7 @@ def test_a_worker_has_its_own_session_no_network_no_environment_and_limited_memo
 
 def in_worker(pool: MathPool, function, *arguments):
     """The result of a function in a worker of a pool."""
-    return pool._threads.submit(pool._call, function, arguments, 60).result()
+    return pool._threads.submit(pool._call, 60, function, *arguments).result()
 
 
 def surroundings() -> tuple:
@@ -252,7 +252,7 @@ if __name__ == "__main__":
     pool = MathPool(600, 4, 1)
     pool.submit(0, r"\boxed{2/4}", r"\frac12")
     assert [grade.verdict for _, grade in pool.finished(wait=True)] == ["correct"]
-    pool._threads.submit(pool._call, pow, (3, 10**9), 600)
+    pool._threads.submit(pool._call, 600, pow, 3, 10**9)
     time.sleep(0.5)
     print(*[p for p in os.listdir("/proc") if p.isdigit() and f"\nPPid:\t{os.getpid()}\n" in open(f"/proc/{p}/status").read()],
           flush=True)

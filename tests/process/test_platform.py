@@ -7,7 +7,7 @@ import pytest
 
 AS_ON_MACOS = """
 import resource
-from dflash_mcmc.grading.math.pool import confine
+from dflash_mcmc.process.worker import confine
 limit = resource.setrlimit
 def refusing(kind, values):
     if kind == resource.RLIMIT_AS:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading import verdicts
 from dflash_mcmc.grading.code.programs import program_of, task_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
 from dflash_mcmc.grading.extraction import after_thinking, examples_in
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
-from dflash_mcmc.process import stopping
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Example, Grade
 
 _MAX_LENGTH = 100_000
@@ -46,8 +45,10 @@ if not all(_text.startswith("!") for _text in _returned):
 """
 
 
-class ProgramPool:
+class ProgramPool(verdicts.GradesInThreads):
     """Grades programs by their tests. Call `submit`; `finished` then yields the grades that are ready.
+
+    `finished` raises UserError if the sandbox has stopped working.
 
     Limits per program are `timeout_seconds` of wall clock and `memory_gib` GiB per process. The constructor raises UserError
     if this machine cannot run programs in a sandbox, or if `all_walls` is true and a wall in `_NEEDED` does not work.
@@ -58,10 +59,8 @@ class ProgramPool:
         self._examples = examples
         self._limits = Limits(timeout_seconds, memory_gib, num_workers)
         self._sandbox, self.walls = _sandbox(all_walls)
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
+        super().__init__(num_workers)
         self._stop = os.eventfd(0)
-        self._futures: dict[Future, Hashable] = {}
-        self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError unless `gold` is a JSON object with tests (see `grading.code.programs`)."""
@@ -69,31 +68,14 @@ class ProgramPool:
         too_long = answer is not None and len(answer) > _MAX_TEXT
         program = None if too_long else program_of(text, task)
         if too_long or (program is not None and len(program) > _MAX_LENGTH):
-            self._decided.append((tag, Grade(UNSUPPORTED, None, "length", walls=self.walls)))
+            self.decided(tag, Grade(UNSUPPORTED, None, "length", walls=self.walls))
         elif program is None:
             rule = "unfinished_thinking" if answer is None else "empty"
-            self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
+            self.decided(tag, Grade(NO_ANSWER, None, rule, walls=self.walls))
         else:
             scripts = with_tests(program, task)
             shown = examples_in(question, task.entry_point) if self._examples else ()
-            future = self._threads.submit(self._graded, program, scripts, task.entry_point, shown)
-            self._futures[future] = tag
-
-    def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
-
-        Raises UserError if the sandbox has stopped working.
-        """
-        for future in [future for future in self._futures if wait or future.done()]:
-            tag = self._futures.pop(future)
-            stopping.wait_for([future])
-            try:
-                self._decided.append((tag, future.result()))
-            except CannotRun as error:
-                raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
-            yield self._decided.pop()
-        while self._decided:
-            yield self._decided.pop()
+            self.decide(tag, self._graded, program, scripts, task.entry_point, shown)
 
     def passed(self, text: str, gold: str, question: str) -> float:
         """The share of the question's examples that the program in a text passes; 0 without a program or examples."""
@@ -107,20 +89,23 @@ class ProgramPool:
     def close(self) -> None:
         """Ends the running programs and cancels the others."""
         os.eventfd_write(self._stop, 1)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        super().close()
         os.close(self._stop)
 
     def _graded(self, program: str, scripts: tuple[str, str], entry_point: str, examples: Sequence[Example]) -> Grade:
-        """The grade of a program, and what it does on examples."""
+        """The grade of a program, and what it does on examples. Raises UserError if the sandbox has stopped working."""
         run = partial(_run, self._sandbox, entry_point=entry_point, limits=self._limits, stop=self._stop)
-        ended, seconds = timed(run, *scripts)
-        return Grade(_OUTCOMES.get(ended.word, WRONG), program, ended.word, ended.detail, walls=self.walls,
-                     grade_seconds=seconds, passed=share_passed(run, program, examples),
-                     behaviour=behaviour(run, program, examples))
+        try:
+            ended, seconds = verdicts.timed(run, *scripts)
+            return Grade(_OUTCOMES.get(ended.word, WRONG), program, ended.word, ended.detail, walls=self.walls,
+                         grade_seconds=seconds, passed=share_passed(run, program, examples),
+                         behaviour=behaviour(run, program, examples))
+        except CannotRun as error:
+            raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
 
 
 def _run(sandbox: Sandbox, program: str, tests: str = "", *, entry_point: str, limits: Limits, stop: int) -> Ended:
-    for _ in range(MAX_DEATHS):
+    for _ in range(verdicts.MAX_DEATHS):
         try:
             ended = sandbox.run(program, entry_point, limits, tests, stop)
         except CannotRun:  # the machine may have been out of processes or namespaces for a moment

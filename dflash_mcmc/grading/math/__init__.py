@@ -7,14 +7,12 @@ matrices and equations have one rule each; math-verify decides the rest. No answ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, AnswerGrader, extraction
+from dflash_mcmc.grading.verdicts import GradingPool
 from dflash_mcmc.registry import register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.grading.math.pool import MathPool
 
 
 @register("grader", "math")
@@ -33,7 +31,7 @@ class MathGrader(AnswerGrader):
     memory_gib: float = runtime(4.0, "memory of a grading process, in GiB", ge=1, le=1024)
     num_workers: int = runtime(1, "number of grading processes", ge=1, le=256)
 
-    def start(self) -> MathPool:
+    def start(self) -> GradingPool:
         from dflash_mcmc.grading.math.pool import MathPool
 
         return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers, extraction=self.extraction())

@@ -53,12 +53,8 @@ class NotParsed(Exception):
 def formula(tokens: tuple[str, ...]) -> Any:
     """The formula of tokens, unevaluated. Raises NotParsed, and Unsupported beyond the limits."""
     from latex2sympy2_extended.latex2sympy2 import latex2sympy
-    from sympy import Expr, MatMul, MatrixBase, MatrixExpr, Rational, Symbol, pi, preorder_traversal
+    from sympy import Expr, MatMul, MatrixBase, MatrixExpr, Symbol, pi, preorder_traversal
 
-    plain = re.fullmatch(r"(- )?(?:(\d*\.?\d+|\d+\.)|\\frac \{ (\d+) \} \{ (\d*[1-9]\d*) \})", " ".join(tokens))
-    if plain:  # the parser takes its time
-        value = Fraction(plain[2] or f"{plain[3]}/{plain[4]}")
-        return Rational(-value.numerator if plain[1] else value.numerator, value.denominator)
     names: dict[str, str] = {}
     words = [token.lstrip('"') if len(token) == 2 else token for token in tokens]
     for token in words:
@@ -72,7 +68,9 @@ def formula(tokens: tuple[str, ...]) -> Any:
         text = re.sub(" +", " ", text)
     if limit := re.search(rf"\^ {_GROUP} (\^)|(?<!\w) !", text):
         raise Unsupported("power of a power" if limit[1] else "factorial")
-    text = _SYMBOL.sub(lambda found: _letter(found.group(), names), text)
+    text = _SYMBOL.sub(lambda found: names.setdefault(found.group(), _LETTERS[len(names) % len(_LETTERS)]), text)
+    if len(names) > len(_LETTERS):
+        raise Unsupported("number of symbols")
     if re.search(r"(?<!\S)(?:\d\S*|[a-df-hj-z]) (?=[\d.])", text):
         raise NotParsed("a number after a number or symbol")
     text = _CALL.sub(lambda found: f"{found[1]} ( {found[2]} )", text)
@@ -97,27 +95,16 @@ def formula(tokens: tuple[str, ...]) -> Any:
     return _checked(parsed.xreplace(symbols))
 
 
-def _letter(name: str, names: dict[str, str]) -> str:
-    """The letter of a symbol."""
-    if name not in names and len(names) == len(_LETTERS):
-        raise Unsupported("number of symbols")
-    return names.setdefault(name, _LETTERS[len(names) % len(_LETTERS)])
-
-
 def _fraction(found: re.Match) -> str:
-    value = number(found.group())
-    return str(value) if value.denominator == 1 else rf"(\frac{{{value.numerator}}}{{{value.denominator}}})"
-
-
-def number(token: str) -> Fraction:
-    """The exact value of a number's token. Raises Unsupported for an exponent beyond the limit."""
-    mantissa, _, exponent = token.partition("e")
+    """A number's token as its exact value. Raises Unsupported for an exponent beyond the limit."""
+    mantissa, _, exponent = found.group().partition("e")
     if abs(int(exponent or 0)) > MAX_EXPONENT:
         raise Unsupported("exponent")
-    if "(" not in mantissa:
-        return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
-    fixed, period = mantissa.rstrip(")").split("(")
-    return Fraction(f"{fixed}0") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed.partition(".")[2]))
+    fixed, _, period = mantissa.rstrip(")").partition("(")
+    value = Fraction(f"{fixed}0" if period else fixed) * Fraction(10) ** int(exponent or 0)
+    if period:
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed.partition(".")[2]))
+    return str(value) if value.denominator == 1 else rf"(\frac{{{value.numerator}}}{{{value.denominator}}})"
 
 
 def _checked(parsed: Any) -> Any:

@@ -24,6 +24,7 @@ _ORDER = ("named", "choice", "words", "base", "relation", "several", "formula")
 """The first kind that one of the two answers has decides the rule."""
 _RULE_OF = {"()": "tuple", "[]": "interval", "<<": "tuple", "(]": "interval", "[)": "interval", "ordered": "list"}
 _REALS = {"all real numbers", "all reals", "real numbers"}
+_WORDS = re.compile(r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]")
 _COMPUTE = re.compile(r"(?i)\b(?:compute|evaluate|simplify|calculate|find|determine|reduce|express|write|convert|what is)\b")
 _FRACTION = re.compile(r"(?i)lowest terms|(?:common|simplified|reduced|improper) fraction|as a fraction|simplest form")
 _DECIMAL = re.compile(r"(?i)as a (?:\w+ )?decimal|decimal (?:form|answer|number)|nearest (?:tenth|hundredth|thousandth)")
@@ -340,9 +341,17 @@ def _compared(gold: ReadAnswer, answer: ReadAnswer) -> tuple[str, bool]:
                 value = tuple(token for variable, item in pairs for token in (*variable, "=", *item, ","))  # `y = 1, x = 2`
             return "named", _compared(read(value), second)[1]
         case "choice":
-            return "choice", _choice(first, second)
+            content = first.parts[0] if first.parts else ()
+            if second.kind == "choice":
+                same = not (content and second.parts) or _equal(content, second.parts[0])
+                return "choice", first.form == second.form and same
+            if letter := re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", _as_words(second).strip()):
+                return "choice", first.form == letter[1].upper()
+            return "choice", bool(content) and _compared(read(content), second)[1]
         case "words":
-            words = [_plain_words(_as_words(each)) for each in (first, second)]
+            # The words, numbers and signs, in lower case, without a leading article. A sign after a grade counts (`A+`).
+            words = [re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(_WORDS.findall(_as_words(each).lower())))
+                     for each in (first, second)]
             reals = words[0] in _REALS and (words[1] in _REALS or _is_reals(second))
             return "text", reals or words[0] == words[1] != ""
         case "base":
@@ -371,14 +380,6 @@ def _proportional(first: ReadAnswer, second: ReadAnswer) -> bool:
     return factor is not None and (first.form in ("=", r"\neq") or factor.real > 0)
 
 
-def _choice(choice: ReadAnswer, other: ReadAnswer) -> bool:
-    if other.kind == "choice":
-        return choice.form == other.form and (not (choice.parts and other.parts) or _equal(choice.parts[0], other.parts[0]))
-    if letter := re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", _as_words(other).strip()):
-        return choice.form == letter[1].upper()
-    return bool(choice.parts) and _compared(read(choice.parts[0]), other)[1]
-
-
 def _as_words(answer: ReadAnswer) -> str:
     """The text of an answer that is words, letters or a list of single capital letters; otherwise empty."""
     if answer.kind == "formula" and all(token.isalpha() or is_word(token) for token in answer.parts[0]):
@@ -386,12 +387,6 @@ def _as_words(answer: ReadAnswer) -> str:
     items = [_as_words(read(item)) for item in answer.parts] if answer.form == "list" else []
     letters = ", ".join(items) if all(re.fullmatch(" ?[A-Z]", item) for item in items) else ""
     return answer.form if answer.kind == "words" else letters
-
-
-def _plain_words(text: str) -> str:
-    """The words, numbers and signs of a text, in lower case, without a leading article. A sign after a grade counts (`A+`)."""
-    signs = r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]"
-    return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(re.findall(signs, text.lower())))
 
 
 def _is_reals(answer: ReadAnswer) -> bool:
@@ -419,16 +414,12 @@ def _several(several: ReadAnswer, other: ReadAnswer) -> bool:
             return _in_any_order(several.parts, other.parts, once=forms != {"list"})
     elif len(forms) > 1 and forms != {"ordered", "list"}:
         return False
-    golds, answers = _by_name(several), _by_name(other)
-    return len(golds) == len(answers) and all(map(_equal, golds, answers))
-
-
-def _by_name(several: ReadAnswer) -> Sequence[tuple[str, ...]]:
-    """The items sorted by name, as in a tuple: `y = 1, x = 2` is `(2,1)`, if they have different names of one small letter."""
-    names, count = _names(several), len(several.parts)
-    if count < 2 or len(names) < count or not all(len(name) == 1 and name[0].islower() for name in names):
-        return several.parts
-    return sorted(several.parts, key=lambda item: read(item).parts[0])
+    if len(several.parts) != len(other.parts):
+        return False
+    # `y = 1, x = 2` is `(2,1)`: with different names of one small letter, items stand in the order of the names.
+    sides = [sorted(each.parts, key=lambda item: read(item).parts[0]) if len(names := _names(each)) == len(each.parts)
+             and all(len(name) == 1 and name[0].islower() for name in names) else each.parts for each in (several, other)]
+    return all(map(_equal, *sides))
 
 
 def _in_any_order(golds: Sequence[tuple[str, ...]], answers: Sequence[tuple[str, ...]], once: bool) -> bool:

@@ -8,69 +8,27 @@ common form.
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-FUNCTIONS = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln",
-             "exp")
-NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, "sqrt": r"\sqrt", "pi": r"\pi", "infinity": r"\infty",
-         "infty": r"\infty", "inf": r"\infty", "oo": r"\infty", "frac": r"\frac", "theta": r"\theta", "alpha": r"\alpha",
-         "beta": r"\beta", "gamma": r"\gamma", "omega": r"\omega", "lambda": r"\lambda", "phi": r"\phi"}
-"""Words that models write instead of a LaTeX command."""
-
-
-def _listed(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
+_SPELLINGS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("spellings.toml").read_text(encoding="utf-8"))
+"""Words, units, signs and commands that the rules know. The file says what each list is for."""
+_WORDS_OF: dict[str, list[str]] = {name: words.split() for name, words in _SPELLINGS["words"].items()}
+FUNCTIONS = tuple(_WORDS_OF["functions"])
+NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, **_SPELLINGS["commands"]}
 SEPARATORS = ("and", "or")
-NUMBERS = {word: number for number, word in enumerate((
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
-    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"))}
-MULTIPLIERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_NUMBER_WORDS = {*NUMBERS, *MULTIPLIERS} | _listed(
-    "thirty forty fifty sixty seventy eighty ninety lakh lac crore gross score myriad googol")
-_UNITS = (
-    "mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre|in inch|ft foot feet|yd yard|"
-    "mi mile|g gram gramme gm|kg kilogram|mg milligram|lb pound|oz ounce|s second sec|min minute|h hour hr|day|week wk|"
-    "month mo|year yr|l liter litre|ml milliliter millilitre|gal gallon|mph|kmh kph|dollar usd buck|cent|euro eur|"
-    "degree deg|radian rad|percent pct percentage|hz hertz|j joule|acre|quart qt|pint pt|cup|am a.m|pm p.m")
-_UNIT_OF = {alias: names.split()[0] for names in _UNITS.split("|") for alias in names.split()}
-"""The units, each with its other spellings."""
-_PLURALS = {"inches": "inch", "feet": "foot", "centuries": "century", "pennies": "cent", "penny": "cent"}
-_PHRASES = {"mi per h": "mph", "km per h": "kmh", "degree fahrenheit": "degree f", "degree celsius": "degree c"}
-_WITHOUT_MEANING = _listed("of the a an unit th st nd rd total approximately about exactly only")
-"""Words that add nothing to the number beside them."""
-_MEANINGFUL = _listed(
-    "or and not no none more less than least most above below over under if when while where to minus plus negative "
-    "positive mod modulo base remainder divided squared cubed except without true false is are was wrong incorrect never "
-    "factorial choose times halves half third quarter mille permille permil repeating recurring binary octal hexadecimal "
-    "hex tens bn mn mil rejected extraneous invalid excluded undefined inverse doubled tripled halved fewer fails")
-"""Words that change the meaning of a number beside them, so that they are no unit. Numbers are found by their form."""
-_SYMBOLS = {alias for alias in _UNIT_OF if len(alias) > 1} | _listed(
-    "m g s h l L J N W V C F am pm AM PM st nd rd th cc dB Pa eV kW MW mW kV mV mA kJ MJ kN GB MB kB KB TB ha cl dl dm nm BC "
-    "AD CE")
-"""Words of one or two letters that are units. Other short words may be variables, or mean thousand."""
-_NOUNS = _listed(
-    "month tooth teeth length width depth breadth path bath booth cloth moth birth death youth earth north south math "
-    "health wealth growth truth strength myth mouth breath with both worth")
-"""Words in -th that are not fractions."""
-SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
-"""Short words that are answers, not products of variables."""
-LINKS = ("of", "per", "sq", "cu", "for")
-"""Short words between or before units, which are not variables."""
+NUMBERS = {word: number for number, word in enumerate(_WORDS_OF["numbers"])}
+MULTIPLIERS: dict[str, int] = _SPELLINGS["multipliers"]
+_UNIT_OF: dict[str, str] = {alias: unit for unit, others in _SPELLINGS["units"].items() for alias in (unit, *others.split())}
+_MEANINGFUL = {*_WORDS_OF["meaningful"], *NUMBERS, *MULTIPLIERS, *_WORDS_OF["of_numbers"]}
+_SYMBOLS = {alias for alias in _UNIT_OF if len(alias) > 1}.union(_WORDS_OF["symbols"])
 BARE = frozenset(word for word in _UNIT_OF if len(word) > 1) | {"unit"}
 """Units that are recognised after a number without `\\text`. A single letter is a variable instead."""
-_UNICODE = (
-    r"−- –- —- ‐- ‑- ﹣- ⋅\cdot ·\cdot ∙\cdot •\cdot °^\circ º^\circ ˚^\circ ′' ’' ‘' ″'' ×\times ∗* ÷/ ∕/ ⁄/ ±\pm "
-    r"∓\mp ≤\leq ≦\leq ⩽\leq ≥\geq ≧\geq ⩾\geq ≠\neq ≈\approx ≡\equiv ∈\in ∪\cup ∩\cap ∅\emptyset ∞\infty "
-    r"ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} √\sqrt ∛\sqrt[3] ∜\sqrt[4] ∘\circ ⟨\langle "
-    r"⟩\rangle …\ldots ⋯\ldots ∠\angle △\triangle →\to ∑\sum ∏\prod ∫\int ％\% ＄\$ ｛\{ ｝\} 、, 。. ϕ\phi ϵ\epsilon "
-    r"α\alpha β\beta γ\gamma δ\delta ε\epsilon ζ\zeta η\eta θ\theta κ\kappa λ\lambda μ\mu ν\nu ξ\xi π\pi ρ\rho σ\sigma "
-    r"τ\tau φ\phi χ\chi ψ\psi ω\omega Γ\Gamma Δ\Delta Θ\Theta Λ\Lambda Ξ\Xi Π\Pi Σ\Sigma Φ\Phi Ψ\Psi Ω\Omega")
-_SIGNS = str.maketrans({pair[0]: f"{pair[1:]} ".replace("- ", "-") for pair in _UNICODE.split()}
+_SIGNS = str.maketrans({pair[0]: f"{pair[1:]} ".replace("- ", "-") for pair in _WORDS_OF["signs"]}
                        | dict.fromkeys("“”\"\u200b\u200c\u200d\u2060\u2061\u2062\ufeff", ""))
 _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
 _RUNS = re.compile("([⁰¹²³⁴-⁹⁺⁻ⁿ]+)|([₀-₉₊₋]+)|([¼-¾⅐-⅞])")
@@ -117,12 +75,7 @@ _NUMBER = (r"\d*\.\d*\(\d+\)|(?:\d+\.\d+|\.\d+|(?<![\d.])1)[eE][+-]?\d+(?![\d.a-
            r"|\d+(?:\.\d*)?|\.\d+")
 _TOKEN = re.compile(
     rf'"[^"]*"|{_NUMBER}|\\(?:begin|end)\s*\{{\s*[a-zA-Z]+\*?\s*\}}(?:\s*\{{[lcr|\s]*\}})?|\\[a-zA-Z]+\*?|\\.|\S')
-_ALIASES = (
-    r"\lbrace \{ \rbrace \} \lbrack [ \rbrack ] \lvert | \rvert | \vert | \mid | \le \leq \leqslant \leq \leqq \leq "
-    r"\ge \geq \geqslant \geq \geqq \geq \ne \neq \lt < \gt > \times \cdot \ast \cdot * \cdot \div / \dots \ldots "
-    r"\cdots \ldots \varnothing \emptyset \prime ' \colon : \bar \overline \% % \$ $ \& & \# # \simeq \approx \tg "
-    r"\tan \ctg \cot \arctg \arctan \cosec \csc \varphi \phi \varepsilon \epsilon \vartheta \theta \to \rightarrow")
-_SAME = dict(zip(_ALIASES.split()[::2], _ALIASES.split()[1::2], strict=True))
+_SAME = dict(zip(_WORDS_OF["aliases"][::2], _WORDS_OF["aliases"][1::2], strict=True))
 _PAIRS = {("<", "="): r"\leq", (">", "="): r"\geq", ("!", "="): r"\neq", ("=", "="): "=", (r"\not", "="): r"\neq",
           (r"\cdot", r"\cdot"): "^"}
 
@@ -205,9 +158,11 @@ def _letters(run: str, text: str) -> str:
         return run
     lowered, before = run.lower(), text.rstrip()
     spaced, after_number = before != text, before[-1:].isdigit() or before[-1:] in tuple('").}')
-    word = (lowered in (*SEPARATORS, *NUMBERS, *SHORT_WORDS)
-            or (len(run) > 3 and not run.isupper() and not _is_product(run) and (spaced or not after_number))
-            or (lowered in LINKS and spaced and bool(re.search(r'[\d"a-z]$', before)))
+    places = sorted(map(ord, run))
+    product = places == list(range(places[0], places[0] + len(run)))  # of variables, such as `abcd`
+    word = (lowered in (*SEPARATORS, *NUMBERS, *_WORDS_OF["short"])
+            or (len(run) > 3 and not run.isupper() and not product and (spaced or not after_number))
+            or (lowered in _WORDS_OF["links"] and spaced and bool(re.search(r'[\d"a-z]$', before)))
             or (not spaced and _ORDINAL.fullmatch(re.findall(r"\d*$", before)[0] + run))
             or (singular(lowered) in BARE and after_number and (spaced or lowered != "in"))
             or (run in ("h", "s") and bool(re.search(r'" ?/ ?$', before))))
@@ -216,12 +171,6 @@ def _letters(run: str, text: str) -> str:
     if attached := _FUNCTION_OF_ONE.fullmatch(run):
         return f"{NAMED[attached[1]]} {attached[2]}"
     return f' "{run}" ' if word else run
-
-
-def _is_product(run: str) -> bool:
-    """Whether letters are a product of variables such as `abcd`: different, and consecutive in the alphabet."""
-    places = sorted(map(ord, run))
-    return places == list(range(places[0], places[0] + len(run)))
 
 
 def is_number(token: str) -> bool:
@@ -287,8 +236,8 @@ def _is_meaningful(words: str) -> bool:
         parts = parts[1:]
     if len(parts) == 1 and len(parts[0]) < 3 and not {words.strip(" ."), parts[0] * (len(parts[0]) - 1)} & _SYMBOLS:
         return True
-    return any({word, singular(word)} & (_MEANINGFUL | _NUMBER_WORDS) or re.fullmatch(r"\d.*|\w*illi(on|ard)s?", word)
-               or (re.fullmatch(r"\w+ths?", word) and singular(word) not in _NOUNS) for word in parts)
+    return any({word, singular(word)} & _MEANINGFUL or re.fullmatch(r"\d.*|\w*illi(on|ard)s?", word)
+               or (re.fullmatch(r"\w+ths?", word) and singular(word) not in _WORDS_OF["nouns"]) for word in parts)
 
 
 def _unit_of(words: str) -> tuple[str, int]:
@@ -296,18 +245,18 @@ def _unit_of(words: str) -> tuple[str, int]:
     parts = [part for part in re.split(r"[\s-]+", words.lower().replace("/", " per ")) if part.strip(".")]
     power = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}.get(parts[0].strip("."), 1) if len(parts) > 1 else 1
     parts = [singular(part.strip(".")) for part in parts[power > 1:]]
-    name = " ".join(_UNIT_OF.get(part, part) for part in parts if part not in _WITHOUT_MEANING)
-    return _PHRASES.get(name, name), power
+    name = " ".join(_UNIT_OF.get(part, part) for part in parts if part not in _WORDS_OF["without_meaning"])
+    return _SPELLINGS["phrases"].get(name, name), power
 
 
 def singular(word: str) -> str:
     """The singular of a word: `meter` for `meters`."""
-    return _PLURALS.get(word) or (word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word)
+    regular = len(word) > 3 and word.endswith("s") and not word.endswith("ss")
+    return _SPELLINGS["plurals"].get(word) or (word[:-1] if regular else word)
 
 
 PERCENT, DEGREE = "percent", "degree"
-_CURRENCIES = {"$": "dollar", "€": "euro", r"\euro": "euro", "£": "pound sterling", r"\pounds": "pound sterling", "¥": "yen",
-               "¢": "cent"}
+_CURRENCIES: dict[str, str] = _SPELLINGS["currencies"]
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
 
 
