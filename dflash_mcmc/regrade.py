@@ -15,22 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tabulate import tabulate
 
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, printable
 from dflash_mcmc.grading import label
 from dflash_mcmc.grading.extraction import continued
-from dflash_mcmc.grading.verdicts import UNDRAWN
+from dflash_mcmc.grading.verdicts import UNDRAWN, GradingPool
 from dflash_mcmc.process import program
+from dflash_mcmc.report.reading import Found
+from dflash_mcmc.store.records import Record, SampleKey
 from dflash_mcmc.types import Grade
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.grading.verdicts import GradingPool
-    from dflash_mcmc.report.reading import Found
-    from dflash_mcmc.store.records import Record, SampleKey
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
 _SHOWN = 20

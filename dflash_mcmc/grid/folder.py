@@ -17,17 +17,16 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.described import json_object
-from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
+from dflash_mcmc.store.files import append_line, objects_of, open_to_extend, write_atomically
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.schema import Count, Damaged, Schema, from_line, shown, to_line, whole_lines
+from dflash_mcmc.store.schema import Count, Schema, shown, to_line
 
 GRIDS = "grids"
 _FILE = "grid.json"
@@ -145,17 +144,8 @@ class Grid:
 
     def events(self, job: SlurmJob) -> list[dict]:
         """The events of a job, in order, without a line that is still being written."""
-        path = self.folder / "jobs" / f"{job.name}.jsonl"
-        events = []
-        for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
-            try:
-                event = from_line(line)
-                if fault := _event_schema().fault(event):
-                    raise Damaged(fault)
-            except Damaged as error:
-                raise UserError(f"{path}: line {line_number}: {error}; remove that line to leave the event out") from error
-            events.append(cast(dict, event))
-        return [event for event in events if event["job"] == job.id]
+        found = objects_of(self.folder / "jobs" / f"{job.name}.jsonl", _EVENTS, "remove that line to leave the event out")
+        return [event for event in found if event["job"] == job.id]
 
 
 class JobEvent(TypedDict):
@@ -170,9 +160,7 @@ class JobEvent(TypedDict):
     """Bytes of the records of the run at that time."""
 
 
-@cache
-def _event_schema() -> Schema:
-    return Schema(JobEvent)
+_EVENTS = Schema(JobEvent)
 
 
 def find(names: Sequence[str], outputs: Path) -> list[Grid]:

@@ -21,24 +21,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dflash_mcmc.chains import cost
-from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.draft import Draft, check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, check_source
+from dflash_mcmc.forcing.answers import Answer, answers, check_source
 from dflash_mcmc.registry import Component, name_of
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.types import Summary, Unit, Work
+from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import UnitCost
 
 ABSENT = object()
 """The value of a column that a row does not have."""

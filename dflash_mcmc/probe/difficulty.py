@@ -21,27 +21,26 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.engine.batching.interface import ChainRunner
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.report.figure import INK, RIGHT, WRONG, panels
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
 from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
-from dflash_mcmc.types import UnitCost
+from dflash_mcmc.types import Problem, Trajectory, UnitCost
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.ops import Chain
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import Problem, Trajectory
 
 DRAFT, TARGET, OTHER = "draft", "target", "other"
 """Kinds of signals: those that need the draft, those of the target alone, and those that need neither."""

@@ -22,9 +22,11 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Standing
-    from dflash_mcmc.settings import Settings
 
 
 @final

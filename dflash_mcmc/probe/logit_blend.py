@@ -22,11 +22,13 @@ from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.build import encoded
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import solutions
+from dflash_mcmc.forcing.answers import Answer, solutions
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of, legend_below, panels
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
+from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +36,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Source
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import UnitCost
 
 DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
 """Sources that are not layers; a layer is named by its number."""

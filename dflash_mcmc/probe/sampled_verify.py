@@ -32,6 +32,8 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, legend_below, panels
 from dflash_mcmc.rng import Key, Stream
+from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import wilson
@@ -44,9 +46,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
-    from dflash_mcmc.probe import Unit
-    from dflash_mcmc.sampler import Sampler
-    from dflash_mcmc.settings import Settings
 
 PLAIN, SAME_KEY, MATCH = "plain", "same_key", "speculative_match"
 SHORT, LONG, AGENT = "short", "long", "agent"

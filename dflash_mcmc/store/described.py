@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, NotRequired, cast
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.errors import UserError, reason_of
-from dflash_mcmc.store.files import read_regular, write_atomically
-from dflash_mcmc.store.schema import AsList, Damaged, Schema, from_line, to_line, whole_lines
+from dflash_mcmc.store.files import objects_of, read_regular, write_atomically
+from dflash_mcmc.store.schema import AsList, Schema, to_line
 
 RUN, CONFIG = "run.json", "config.yaml"
 
@@ -28,8 +29,23 @@ class Described(NamedTuple):
     """One entry per start of the run; at least one."""
 
 
-_TEXTS = ("started", "commit", "host", "device", "python")
-"""Entries of a session that are texts, where they are there."""
+class _Session(TypedDict, total=False):
+    """The entries of a start that reports read, where they are there."""
+
+    started: str | None
+    commit: str | None
+    host: str | None
+    device: str | None
+    python: str | None
+    packages: dict[str, str | None]
+
+
+class _RunFile(TypedDict):
+    identity: dict[str, Any]
+    sessions: list[_Session]
+
+
+_RUN_FILE = Schema(_RunFile)
 
 
 def hash_of(identity: dict[str, object]) -> str:
@@ -40,16 +56,10 @@ def hash_of(identity: dict[str, object]) -> str:
 def described(path: Path) -> Described:
     """The description of a run. Raises UserError for a file that a run did not write."""
     content = json_object(path)
-    identity, sessions = content.get("identity"), content.get("sessions")
-    if not (isinstance(identity, dict) and identity and isinstance(sessions, list) and sessions
-            and all(isinstance(session, dict) for session in sessions)):
-        raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
-    for session in sessions:
-        if not isinstance(packages := session.get("packages", {}), dict):
-            raise UserError(f"{path}: sessions: packages: given {packages!r:.80}; allowed: versions by name")
-        for name, value in {**session, **packages}.items():
-            if (name in packages or name in _TEXTS) and not isinstance(value, str | None):
-                raise UserError(f"{path}: sessions: {name}: given {value!r:.80}; allowed: a text, or null")
+    fault = _RUN_FILE.fault(content)
+    if fault or not (content["identity"] and content["sessions"]):
+        raise UserError(f"{path}: {fault or 'holds no identity or no sessions; allowed: the file as a run wrote it'}")
+    identity, sessions = content["identity"], content["sessions"]
     for name, value in identity.items():
         if name.endswith(".content") and not isinstance(value, str | None):
             raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")
@@ -112,20 +122,13 @@ class ProblemText(TypedDict):
     """Places (start, stop) of names of special tokens in it that stay text."""
 
 
+_SCHEMA = Schema(ProblemText, key=("id",))
+
+
 def read_problems(folder: Path) -> dict[str, ProblemText]:
     """The problems of a run by their ids; empty without the file. Raises UserError for a damaged file."""
-    path, problems = folder / PROBLEMS, dict[str, ProblemText]()
-    for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
-        try:
-            content = from_line(line)
-            if fault := _schema().fault(content):
-                raise Damaged(fault)
-        except Damaged as error:
-            raise UserError(f"{path}: line {line_number}: {error}; delete the file, and the next start of the run writes it "
-                            "again") from error
-        problem = cast(ProblemText, content)
-        problems[problem["id"]] = problem
-    return problems
+    found = objects_of(folder / PROBLEMS, _SCHEMA, "delete the file, and the next start of the run writes it again")
+    return {problem["id"]: cast(ProblemText, problem) for problem in found}
 
 
 def add_problems(folder: Path, missing: Callable[[Collection[str]], Iterable[ProblemText]]) -> None:
@@ -142,8 +145,3 @@ def add_problems(folder: Path, missing: Callable[[Collection[str]], Iterable[Pro
 def as_lines(problems: Iterable[ProblemText]) -> bytes:
     """The content of the file."""
     return b"".join(map(to_line, problems))
-
-
-@cache
-def _schema() -> Schema:
-    return Schema(ProblemText, key=("id",))

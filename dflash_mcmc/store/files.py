@@ -8,10 +8,10 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.schema import has_zeros
+from dflash_mcmc.store.schema import Damaged, Schema, has_zeros
 
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
           (stat.S_ISBLK, "a device"))
@@ -77,6 +77,19 @@ def each_line(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 def _opened(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def objects_of(path: Path, schema: Schema, advice: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file's complete lines; none without the file.
+
+    Raises UserError, which ends with `advice`, for a line that is damaged or has another schema, and as `read_regular` does.
+    """
+    for line_number, line in enumerate(each_line(path), start=1):
+        try:
+            found = schema.read(line)
+        except Damaged as error:
+            raise UserError(f"{path}: line {line_number}: {error}; {advice}") from error
+        yield found
 
 
 def make_folder(folder: Path, field: str) -> list[Path]:

@@ -32,11 +32,19 @@ from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import CONFIG, described
-from dflash_mcmc.store.files import append_line, each_line, open_to_extend, read_regular, refuse_link, write_atomically
+from dflash_mcmc.store.files import (
+    append_line,
+    each_line,
+    objects_of,
+    open_to_extend,
+    read_regular,
+    refuse_link,
+    write_atomically,
+)
 from dflash_mcmc.store.locks import FolderLocks
-from dflash_mcmc.store.reading import Attempt, attempt_of, decoded, move_damaged, note_repeated, record_line, records_of
+from dflash_mcmc.store.reading import ATTEMPTS, Attempt, move_damaged, note_repeated, record_line, records_of
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
-from dflash_mcmc.store.schema import Damaged, Schema, to_line, whole_lines
+from dflash_mcmc.store.schema import Damaged, Schema, to_line
 
 _SYNC_SECONDS = 1.0
 
@@ -205,7 +213,7 @@ class RunStore:
         """
         key, line = key_of(record), record_line(record, self._schema.digest)
         try:
-            decoded(line[:-1], self._schema)  # a record that could not be read again is not written
+            self._schema.read(line[:-1])  # a record that could not be read again is not written
         except Damaged as error:
             raise UserError(f"{self.folder}: the record of problem {key[0]}, chain {key[1]} cannot be written: "
                             f"{error}") from error
@@ -296,11 +304,7 @@ class Attempts:
         """
         counts: Counter[SampleKey] = Counter()
         for path in self._store.folder.glob("attempts*.jsonl"):
-            for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
-                try:
-                    attempt = attempt_of(line)
-                except Damaged as error:
-                    raise UserError(f"{path}: line {line_number}: {error}; repair=true moves damaged lines away") from error
+            for attempt in objects_of(path, ATTEMPTS, "repair=true moves damaged lines away"):
                 counts[attempt["problem"], attempt["chain"]] += 1 if attempt["begun"] else -1
         return counts
 

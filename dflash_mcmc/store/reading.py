@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -17,8 +16,8 @@ from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.described import RUN, described, hash_of, json_object
 from dflash_mcmc.store.files import each_line, is_there, open_to_extend, read_regular, write_atomically
-from dflash_mcmc.store.records import DAMAGED, IDENTITY, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
-from dflash_mcmc.store.schema import Count, Damaged, Schema, from_line, has_zeros, to_line, whole_lines
+from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
+from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros, to_line, whole_lines
 
 
 def schema_of(folder: Path) -> Schema:
@@ -118,7 +117,7 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
     """
     for line_number, line in enumerate(lines, start=before):
         try:
-            record = decoded(line, schema)
+            record = schema.read(line)
         except Damaged as error:
             if damaged is None:
                 raise UserError(f"{path}: line {line_number + 1}: {error}; repair=true in the command of the run moves "
@@ -127,18 +126,6 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
             damaged.append(f"{path}: line {line_number + 1}: {error}")
             continue
         yield line_number, record
-
-
-def decoded(line: bytes, schema: Schema) -> dict:
-    """The record of a line. Raises Damaged."""
-    value = from_line(line)
-    digest = value.pop(IDENTITY, schema.digest) if isinstance(value, dict) else schema.digest
-    if schema.digest not in (None, digest):
-        raise Damaged(f"{IDENTITY}: given {digest!r:.40}; allowed: {schema.digest!r}, the hash of this run: the record "
-                      "belongs to another run")
-    if fault := schema.fault(value):
-        raise Damaged(fault)
-    return cast(dict, value)
 
 
 def record_line(record: Mapping[str, object], digest: str | None) -> bytes:
@@ -163,19 +150,7 @@ class Attempt(TypedDict):
     """Whether the task was begun, or given up gracefully."""
 
 
-@cache
-def _attempt_schema() -> Schema:
-    return Schema(Attempt)
-
-
-def attempt_of(line: bytes) -> Attempt:
-    """The attempt in a line. Raises Damaged."""
-    value = from_line(line)
-    if fault := _attempt_schema().fault(value):
-        raise Damaged(fault)
-    return cast(Attempt, value)
-
-
+ATTEMPTS = Schema(Attempt)
 TRACKED = "tracked.json"
 """What each tracker has received: for each file of records a number of lines."""
 
@@ -186,8 +161,8 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     The caller is alone in the folder. A process that is killed here leaves every line in at least one of the two files.
     Raises UserError for a file that cannot be written.
     """
-    moved = {path: _damaged(path, lambda line: decoded(line, schema)) for path in record_files(folder).values()}
-    moved |= {path: _damaged(path, attempt_of) for path in sorted(folder.glob("attempts*.jsonl"))}
+    moved = {path: _damaged(path, schema) for path in record_files(folder).values()}
+    moved |= {path: _damaged(path, ATTEMPTS) for path in sorted(folder.glob("attempts*.jsonl"))}
     # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
     for file_number, path in record_files(folder).items():
         if moved[path]:
@@ -206,12 +181,12 @@ def move_damaged(folder: Path, schema: Schema) -> None:
                   "recorded is done again", file=sys.stderr)
 
 
-def _damaged(path: Path, check: Callable[[bytes], object]) -> list[int]:
+def _damaged(path: Path, schema: Schema) -> list[int]:
     """The numbers, from 0, of the damaged lines of a file."""
     line_numbers = []
     for line_number, line in enumerate(whole_lines(read_regular(path) or b"")):
         try:
-            check(line)
+            schema.read(line)
         except Damaged:
             line_numbers.append(line_number)
     return line_numbers

@@ -51,8 +51,6 @@ def finish_remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str
 SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
 RECORDS = "records.jsonl"
-IDENTITY = "identity"
-"""The key of a line with the hash of its run's identity, before the checksum. Records in memory lack it."""
 DAMAGED = "records.damaged.jsonl"
 """The file to which `repair=true` moves damaged lines."""
 NUM_FILES = 4093

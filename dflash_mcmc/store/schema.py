@@ -15,6 +15,7 @@ A schema:
 
     Schema(Sample).fault({"chain": True, "verdict": "correct", "level": None})
     # "chain: given True; allowed: a valid integer"
+    Schema(Sample).read(line)  # the object of a line; raises Damaged
 
 Nothing is converted: a JSON `true` is no number, and neither is a text. A whole number counts as a float, as in annotations.
 Keys that the TypedDict does not have are allowed: a newer version may have added them. A field may hold objects of another
@@ -32,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, cast, get_type_hints
 
 from dflash_mcmc.errors import reason_of
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 
 CHECKSUM = "checksum"
+IDENTITY = "identity"
+"""The key of a line with the hash of its run's identity, before the checksum. Records in memory lack it."""
 _SIZE = 8
 _START, _END = f', "{CHECKSUM}": "'.encode(), b'"}'
 _LENGTH = len(_START) + 2 * _SIZE + len(_END)
@@ -284,6 +287,17 @@ class Schema:
         hints = {name: hint for each in self._fields for name, hint in get_type_hints(each, include_extras=True).items()}
         line: Any = TypedDict("line", hints)  # type: ignore[misc]  # mypy wants fields that it can read
         return TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))(line))
+
+    def read(self, line: bytes) -> dict[str, Any]:
+        """The object of a line, without `IDENTITY`. Raises Damaged, also for a line of another run."""
+        value = from_line(line)
+        digest = value.pop(IDENTITY, self.digest) if isinstance(value, dict) else self.digest
+        if self.digest not in (None, digest):
+            raise Damaged(f"{IDENTITY}: given {digest!r:.40}; allowed: {self.digest!r}, the hash of this run: the record "
+                          "belongs to another run")
+        if fault := self.fault(value):
+            raise Damaged(fault)
+        return cast("dict[str, Any]", value)
 
     def fault(self, value: object) -> str | None:
         """What is wrong with a value: `field: given X; allowed: Y`; None if it has the schema."""

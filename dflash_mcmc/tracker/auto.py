@@ -10,15 +10,13 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import components, register
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _OF_WANDB = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_IDENTITY_TOKEN_FILE")
 """Variables of the environment that speak of W&B."""

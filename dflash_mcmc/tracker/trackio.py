@@ -10,15 +10,13 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker, sample_rows
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 
 @register("tracker", "trackio")

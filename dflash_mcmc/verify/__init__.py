@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflash_mcmc.ops import LawFunction
+
 if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
-    from dflash_mcmc.ops import LawFunction
     from dflash_mcmc.verify.audit import Audit
 
 

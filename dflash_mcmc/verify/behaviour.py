@@ -9,23 +9,21 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.blend import Blend
 from dflash_mcmc.chains import build
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.engine.api.endpoint import Endpoint, Refusal
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError, writing
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.verify import drawn
 from dflash_mcmc.verify.audit import OFF, Audit, audit, near_of, read_text
 from dflash_mcmc.verify.drawn import DrawnText
-
-if TYPE_CHECKING:
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 _PROMPTS, _NUM_ANSWERS, _GROUPS = 4, 3, 9
 """Problems of which a server is asked everything; answers in one request (`n`); groups of requests."""

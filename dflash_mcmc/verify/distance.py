@@ -11,25 +11,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dflash_mcmc.blend import Blend
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import KVCache, round_up
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.logits_processor import process
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
+from dflash_mcmc.verify.drawn import DrawnText
 from dflash_mcmc.verify.evidence import Shift, history_of, log_mean
-
-if TYPE_CHECKING:
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.verify.drawn import DrawnText
 
 _KEYS, _PIECE = 64, 256
 """Lengths of keys are multiples of the first, as in the engine. A prompt is read in pieces of at most the second."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import configuration_of
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.engine.api import Api
@@ -35,7 +36,6 @@ from dflash_mcmc.store.schema import loaded
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 _AT_ONCE = 8

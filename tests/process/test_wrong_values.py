@@ -266,11 +266,11 @@ def test_a_file_with_a_wrong_place_is_read_or_one_line(capsys, tmp_path, num):
     ("config.yaml", ("sampler",), [1], "sampler: given [1]; allowed: the fields of a component"),
     ("config.yaml", ("sampler",), {"name": [[]]}, "holds no configuration of a run: unhashable type"),
     ("run.json", ("identity", "dataset.content"), [], "identity: dataset.content: given []; allowed: the hash of a content"),
-    ("run.json", ("sessions", 0, "commit"), 10**40, "sessions: commit: given 1000"),
-    ("run.json", ("sessions", 0, "packages"), 3, "sessions: packages: given 3; allowed: versions by name"),
-    ("run.json", ("sessions", 0, "packages", "torch"), 3, "sessions: torch: given 3; allowed: a text, or null"),
-    ("run.json", ("sessions", 0, "started"), [1], "sessions: started: given [1]; allowed: a text, or null"),
-    ("run.json", ("identity",), 3, "holds no identity")], ids=str)
+    ("run.json", ("sessions", 0, "commit"), 10**40, "sessions[0].commit: given 1000"),
+    ("run.json", ("sessions", 0, "packages"), 3, "sessions[0].packages: given 3; allowed: a valid dictionary"),
+    ("run.json", ("sessions", 0, "packages", "torch"), 3, "sessions[0].packages.torch: given 3; allowed: a valid string"),
+    ("run.json", ("sessions", 0, "started"), [1], "sessions[0].started: given [1]; allowed: a valid string"),
+    ("run.json", ("identity",), 3, "identity: given 3; allowed: a valid dictionary")], ids=str)
 def test_a_value_of_another_type_is_one_line(capsys, tmp_path, file, place, other, line):
     folder = run_folder(tmp_path)
     value = {place[0]: None, **json.loads((folder / file).read_text())}

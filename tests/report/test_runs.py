@@ -152,7 +152,7 @@ class TestRead:
     def test_a_run_with_an_unreadable_file(self, tmp_path):
         good = write(tmp_path / "demo", "greedy", records(5))
         bad = write(tmp_path / "demo", "ps", records(5))
-        for name, content, message in (("run.json", "{", "cannot be parsed"), ("run.json", "{}", "holds no identity"),
+        for name, content, message in (("run.json", "{", "cannot be parsed"), ("run.json", "{}", "identity: given nothing"),
                                     ("config.yaml", "a: [", "cannot be parsed"), ("config.yaml", "a: 1", "holds no conf")):
             kept = (bad / name).read_text()
             (bad / name).write_text(content)

@@ -24,8 +24,8 @@ from dflash_mcmc.store.described import hash_of
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.reading import read_records, record_line
-from dflash_mcmc.store.records import DAMAGED, IDENTITY, NUM_FILES, sample_schema
-from dflash_mcmc.store.schema import CHECKSUM, Damaged, from_line, to_line, whole_lines
+from dflash_mcmc.store.records import DAMAGED, NUM_FILES, sample_schema
+from dflash_mcmc.store.schema import CHECKSUM, IDENTITY, Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.types import Grade
 from tests.processes import HANG
 from tests.report.folders import record, write

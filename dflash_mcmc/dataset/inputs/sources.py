@@ -25,13 +25,12 @@ from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of,
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.process import http
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from dflash_mcmc.settings import Settings
 
 
 class MissingField(UserError):

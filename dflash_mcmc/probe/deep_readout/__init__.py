@@ -14,11 +14,13 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work, measured
 from dflash_mcmc.probe.deep_readout import tables
 from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.settings import Settings
 
 
 @final

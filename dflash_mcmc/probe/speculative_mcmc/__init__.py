@@ -15,12 +15,14 @@ from typing_extensions import TypedDict
 from dflash_mcmc.chains import cost
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of, end_of, panels
 from dflash_mcmc.rng import Key
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.sequences import ForcedBlocks
-    from dflash_mcmc.settings import Settings
 
 PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""

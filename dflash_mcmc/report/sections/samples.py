@@ -9,17 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report.parts import EmbeddedSamples, Section, listed, paragraphs
+from dflash_mcmc.report.reading import Run
+from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics.outcomes import by_problem
-from dflash_mcmc.store.records import REASONS
-
-if TYPE_CHECKING:
-    from dflash_mcmc.report.reading import Run
-    from dflash_mcmc.report.study import Study
-    from dflash_mcmc.store.records import Record
+from dflash_mcmc.store.records import REASONS, Record
 
 MOST_CHARACTERS = 64_000_000
 """Characters of answers in a page. A browser holds all of them while it searches."""
