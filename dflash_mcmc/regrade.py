@@ -19,14 +19,26 @@ from typing import Any, NamedTuple, cast
 
 from tabulate import tabulate
 
+from dflash_mcmc.config.command import compose_once
+from dflash_mcmc.config.identity import as_yaml, configuration_of, hash_of, plain, settings_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, printable
+from dflash_mcmc.fields import check_bounds, specs_of
 from dflash_mcmc.grading import label
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import UNDRAWN, GradingPool
 from dflash_mcmc.process import program
-from dflash_mcmc.report.reading import Found
-from dflash_mcmc.store.records import Record, SampleKey
+from dflash_mcmc.registry import components
+from dflash_mcmc.report.parts import percent
+from dflash_mcmc.report.reading import Found, run_folders
+from dflash_mcmc.runner.tracking import summary_of
+from dflash_mcmc.statistics.outcomes import accuracy
+from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, json_object, read_problems
+from dflash_mcmc.store.files import is_there, write_atomically
+from dflash_mcmc.store.locks import closed
+from dflash_mcmc.store.reading import read_records, record_line
+from dflash_mcmc.store.records import RECORDS, Record, SampleKey, key_of, sample_schema
 from dflash_mcmc.types import Grade
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -58,12 +70,6 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     run without texts or a target with samples of its own, RunBusy for a run that another process is writing, and UserError
     for unreadable files or a target that has other texts.
     """
-    from dflash_mcmc.config.identity import configuration_of
-    from dflash_mcmc.store.described import RUN, described, read_problems
-    from dflash_mcmc.store.locks import closed
-    from dflash_mcmc.store.reading import read_records
-    from dflash_mcmc.store.records import sample_schema
-
     with closed(folder):
         (own_identity, sessions), configured = described(folder / RUN), configuration_of(folder)
         records = [] if "probe" in own_identity else read_records(folder, sample_schema())
@@ -71,7 +77,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
         lacking = "texts" if "probe" in own_identity else "records"
         raise NotRegraded(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
     identity = {name: value for name, value in own_identity.items() if not _of_grader(name)} | settings(config)
-    target = _target(folder, identity)
+    target = folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])  # next to it
     _refuse_own_samples(target, folder)
     own = configured.get("model", {}).get("thinking")
     # The records with new grades
@@ -91,20 +97,11 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
 
 def settings(config: Config) -> dict[str, object]:
     """The settings of the grader that are part of a run's identity."""
-    from dflash_mcmc.config.identity import settings_of
-
     return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
 
 
 def _of_grader(name: str) -> bool:
     return name.partition(".")[0] == "grader"
-
-
-def _target(folder: Path, identity: dict[str, object]) -> Path:
-    """The folder of the run with this identity: next to `folder`, with another hash at the end of the name."""
-    from dflash_mcmc.config.identity import hash_of
-
-    return folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])
 
 
 def _refuse_own_samples(target: Path, folder: Path) -> None:
@@ -117,10 +114,7 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
 
 
 def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
-    from dflash_mcmc.store.reading import read_records
-    from dflash_mcmc.store.records import sample_schema
-
-    return {(record["problem"], record["chain"]): record for record in read_records(folder, sample_schema())}
+    return {key_of(record): record for record in read_records(folder, sample_schema())}
 
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
@@ -143,15 +137,6 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
     Records of the target that the source does not have are kept.
     """
-    from dflash_mcmc.config.identity import as_yaml, plain
-    from dflash_mcmc.runner.tracking import summary_of
-    from dflash_mcmc.statistics.rules import Vote
-    from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
-    from dflash_mcmc.store.files import is_there, write_atomically
-    from dflash_mcmc.store.locks import closed
-    from dflash_mcmc.store.reading import record_line
-    from dflash_mcmc.store.records import RECORDS
-
     folder, target, records = regraded
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
              "packages": {package: importlib.metadata.version(package) for package in _PACKAGES}}
@@ -159,13 +144,12 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     target.mkdir(exist_ok=True)
     with closed(target):
         # The target's records of samples that the source does not have
-        _refuse_own_samples(regraded.target, regraded.folder)
-        present, new = _records_by_key(regraded.target), {(record["problem"], record["chain"]): record
-                                                          for record in regraded.records}
+        _refuse_own_samples(target, folder)
+        present, new = _records_by_key(target), {key_of(record): record for record in records}
         others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
         if others:
-            raise UserError(f"{regraded.target}: has {others} samples with other texts than those of {regraded.folder}; move "
-                            "it away to build it from there")
+            raise UserError(f"{target}: has {others} samples with other texts than those of {folder}; move it away to build "
+                            "it from there")
         kept = [record for key, record in present.items() if key not in new]
         records = [*records, *kept]
         if kept:
@@ -190,37 +174,31 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
 
 def report(regraded: Regraded) -> str:
     """The changes: accuracy, a table of old and new verdicts, and the changed samples."""
-    from dflash_mcmc.report.parts import percent
-    from dflash_mcmc.statistics.outcomes import accuracy
-
     records = regraded.records
     before: list[Record] = [{**record, "verdict": record["before"]["verdict"]} for record in records]
     changed = [record for record in records if record["verdict"] != record["before"]["verdict"]]
     old, new = (percent(*accuracy(graded)[:3]) for graded in (before, records))
+    counts = Counter((record["before"]["verdict"], record["verdict"]) for record in records)
+    recorded, verdicts = (sorted({pair[side] for pair in counts}) for side in (0, 1))
+    cells = [[name, *(counts[name, other] or "" for other in verdicts), sum(counts[name, other] for other in verdicts)]
+             for name in recorded]
+    totals = ["all", *(sum(counts[name, other] for name in recorded) for other in verdicts), len(records)]
     lines = [str(regraded.folder), "", f"accuracy {old} -> {new} of {len(records)} samples; {len(changed)} verdicts changed",
-             "", _verdicts(records)]
+             "", tabulate([*cells, totals], headers=["recorded / now", *verdicts, "all"], tablefmt="github",
+                          colalign=("left", *["right"] * (len(verdicts) + 1)))]
     strings = [record["same_string"] for record in records if record["same_string"] is not None]
     if strings:
         lines += ["", f"for comparison, by the string rule of published numbers: {100 * sum(strings) / len(records):.1f} %"]
     if changed:
         shown = changed[:_SHOWN]
-        cells = [[_short(record["problem"]), record["chain"], _short(record["gold"]), _short(record["answer"]),
+        samples = [[_short(record["problem"]), record["chain"], _short(record["gold"]), _short(record["answer"]),
                   f"{record['before']['verdict']} -> {record['verdict']}", record["rule"]] for record in shown]
         headers = ["problem", "chain", "gold", "answer", "verdict", "rule"]
-        lines += ["", tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)]
+        lines += ["", tabulate(samples, headers=headers, tablefmt="github", disable_numparse=True)]
     if len(changed) > _SHOWN:
         lines += [f"... and {len(changed) - _SHOWN} more"]
     return "\n".join([*lines, "", ("the run has this grader, settings and version: nothing was written"
                                    if regraded.target == regraded.folder else f"written: {regraded.target}")])
-
-
-def _verdicts(records: Sequence[Record]) -> str:
-    counts = Counter((record["before"]["verdict"], record["verdict"]) for record in records)
-    old, new = (sorted({pair[side] for pair in counts}) for side in (0, 1))
-    cells = [[name, *(counts[name, other] or "" for other in new), sum(counts[name, other] for other in new)] for name in old]
-    totals = ["all", *(sum(counts[name, other] for name in old) for other in new), len(records)]
-    return tabulate([*cells, totals], headers=["recorded / now", *new, "all"], tablefmt="github",
-                    colalign=("left", *["right"] * (len(new) + 1)))
 
 
 def _short(text: object) -> str:
@@ -235,10 +213,6 @@ def grader_config(overrides: Sequence[str], own: Mapping[str, Any] = MappingProx
         own: a run's grader, as its `config.yaml` has it. Its identity counts unless the overrides choose a grader; whether
             programs may run here does not.
     """
-    from dflash_mcmc.config.command import compose_once
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.fields import check_bounds, specs_of
-
     given = [text.lstrip("+~").partition("=")[::2] for text in overrides]
     for name, value in given:
         if name.partition(".")[0] != "grader":
@@ -265,8 +239,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
                         "are looked up; default: outputs")
     options = parser.parse_args(arguments)
-    from dflash_mcmc.report.reading import run_folders
-
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
     for number, text in enumerate(_reports(runs, _graders(runs, overrides))):
@@ -276,10 +248,6 @@ def main(arguments: list[str]) -> None:
 
 def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
     """The configuration of each run's grader. Runs of the same grader share one."""
-    from dflash_mcmc.config.identity import configuration_of
-    from dflash_mcmc.fields import specs_of
-    from dflash_mcmc.registry import components
-
     own = [configuration_of(folder).get("grader") or {} for folder, _ in runs]
     graders: dict[str, Any] = {name: each.cls for name, each in components("grader").items()}
     fields = {each["name"]: specs_of(graders[each["name"]]) for each in own if each.get("name") in graders}

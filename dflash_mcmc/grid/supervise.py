@@ -83,7 +83,9 @@ class Supervisor:
             if self._noted:
                 self._stop(grid, job)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            reason, recorded = f"{how}: {_last_lines(grid.log_file(job), _LAST_LINES)}", _recorded(grid, job)
+            reason = f"{how}: {_last_lines(grid.log_file(job), _LAST_LINES)}"
+            files = record_files(Path(grid.points[job.point].folder), others=True).values()
+            recorded = sum(path.lstat().st_size for path in files)  # in bytes: growth is progress
             # Recording that a sample was given up is progress, too: only deaths since then count.
             deaths = sum(event["event"] == "died" and event.get("recorded") == recorded for event in grid.events(job))
             if deaths >= self.launcher.max_restarts:
@@ -166,11 +168,6 @@ def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) 
         grid.note(job, event, reason, **more)
     except UserError as error:
         print(f"{event}: {reason}; this could not be noted: {error}", file=sys.stderr, flush=True)
-
-
-def _recorded(grid: Grid, job: SlurmJob) -> int:
-    """Size of the records of the job's run in bytes: growth is progress."""
-    return sum(path.lstat().st_size for path in record_files(Path(grid.points[job.point].folder), others=True).values())
 
 
 def die_with_parent() -> None:

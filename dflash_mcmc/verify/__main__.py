@@ -64,7 +64,13 @@ def main(arguments: list[str]) -> None:
         print(_HELP)
         return
     if arguments[0] == "cases":
-        return _write_cases(arguments[1:])
+        if len(arguments) != 2:
+            raise UserError(f"cases: given {' '.join(arguments[1:]) or 'nothing'!r}; allowed: one folder to write to")
+        from dflash_mcmc.verify import drawn
+
+        drawn.write_cases(_stated(["model=tiny", "dataset=arith"]), Path(arguments[1]))
+        print(f"written to {arguments[1]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
+        return
     parser = program.OneLineParser("python -m dflash_mcmc.verify", add_help=False)
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
@@ -186,15 +192,6 @@ def _defaults(config: Config, law: SamplingParams) -> str:
                       if isinstance(values.get(name), (int, float)) and values[name] != getattr(law, name))
     return (f"{path} sets other values than the stated law: transformers, vLLM and SGLang apply them where a request is "
             f"silent. If the texts were drawn so, state {silent}.") if silent else ""
-
-
-def _write_cases(arguments: list[str]) -> None:
-    if len(arguments) != 1:
-        raise UserError(f"cases: given {' '.join(arguments) or 'nothing'!r}; allowed: one folder to write to")
-    from dflash_mcmc.verify import drawn
-
-    drawn.write_cases(_stated(["model=tiny", "dataset=arith"]), Path(arguments[0]))
-    print(f"written to {arguments[0]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
 
 
 def _stated(overrides: list[str]) -> Config:

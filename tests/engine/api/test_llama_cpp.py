@@ -18,6 +18,7 @@ from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.verify import __main__ as verify
+from dflash_mcmc.verify.drawn import write_cases
 from tests import runs
 from tests.engine.api.test_law import drawn, moved, p_value
 from tests.engine.api.test_served import law_of_tiny, records
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.skipif(not PYTHON or not importlib.util.find_spec("gguf
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama") / "cases"
-    verify._write_cases([str(folder)])
+    write_cases(verify._stated(["model=tiny", "dataset=arith"]), folder)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with subprocess.Popen([PYTHON, "-c", SERVER, str(folder / "target.gguf")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True, cwd=folder, env=environment) as program:
