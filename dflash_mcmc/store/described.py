@@ -29,7 +29,7 @@ class Described(NamedTuple):
     """One entry per start of the run; at least one."""
 
 
-class _Start(TypedDict, total=False):
+class _StartOfRun(TypedDict, total=False):
     """The entries of a start that reports read, where they are there."""
 
     started: str | None
@@ -42,7 +42,7 @@ class _Start(TypedDict, total=False):
 
 class _RunFile(TypedDict):
     identity: dict[str, Any]
-    sessions: list[_Start]
+    sessions: list[_StartOfRun]
 
 
 _RUN_FILE = Schema(_RunFile)
