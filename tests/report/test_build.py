@@ -157,7 +157,7 @@ def test_the_page_is_complete_and_loads_nothing(document):
 
 
 @pytest.mark.parametrize(("problems", "chains"), [(3, 2), (11, 2), (3, 1)])
-def test_several_chains_of_few_problems_carry_the_caution(tmp_path, problems, chains):
+def test_several_chains_of_few_problems_carry_the_caution(undrawn, tmp_path, problems, chains):
     records = [record(str(problem), "correct" if problem else "wrong", chain)
                for problem in range(problems) for chain in range(chains)]
     run = write(tmp_path / "few", "temp", records)
@@ -169,7 +169,7 @@ def test_several_chains_of_few_problems_carry_the_caution(tmp_path, problems, ch
     assert (line in overall([run])) == expected
 
 
-def test_records_alone_are_enough_and_old_files_are_removed(document, tmp_path):
+def test_records_alone_are_enough_and_old_files_are_removed(document, undrawn, tmp_path):
     """Without summaries the tables are the same; a figure of an earlier report in the folder is removed."""
     folder = tmp_path / "document"
     for name in CONDITIONS[:2]:
@@ -243,7 +243,7 @@ def told(capsys, *arguments: str) -> tuple[str, str]:
     return capsys.readouterr()
 
 
-def test_lenient_reports_the_valid_part(outputs, capsys, tmp_path):
+def test_lenient_reports_the_valid_part(outputs, undrawn, capsys, tmp_path):
     output, errors = told(capsys, f"{outputs}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
     assert "records.jsonl: line 5: JSON: " in errors
     assert errors.startswith("note: left out: ")
@@ -295,8 +295,9 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
     assert build([tmp_path / "demo"]).page.is_file()
 
 
-def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path):
+def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path, request):
     built = build([f"{outputs}/outputs/demo"], tmp_path, lenient=True, formats=("pdf", "latex"))
+    request.getfixturevalue("undrawn")
     assert {path.stem for path in (built.folder / "figures").glob("*.pdf")} == {
         path.stem for path in (built.folder / "figures").glob("*.png")}
     assert b"/Type3" not in (built.folder / "figures/fig_pareto.pdf").read_bytes()

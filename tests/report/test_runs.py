@@ -63,7 +63,7 @@ class TestLocate:
 
 
 class TestRead:
-    def test_interrupted_run_says_so_and_stays_correct(self, tmp_path):
+    def test_interrupted_run_says_so_and_stays_correct(self, undrawn, tmp_path):
         whole = write(tmp_path / "demo", "greedy", records(5))
         part = write(tmp_path / "demo", "ps", records(4, problems=PROBLEMS[:6]), limit=10, finished=False)
         built = build([tmp_path / "demo"])
@@ -124,7 +124,7 @@ class TestRead:
         (to_line({"problem": "p3", "chain": 0}).decode().strip(),
          r"records\.jsonl: line 4: level: given nothing; allowed: a value"),
     ])
-    def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, tmp_path, line, strict):
+    def test_a_corrupt_line_is_an_error_and_left_out_if_lenient(self, undrawn, tmp_path, line, strict):
         run = write(tmp_path / "demo", "ps", records(5))
         lines = (run / "records.jsonl").read_text().splitlines()
         (run / "records.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
@@ -185,7 +185,7 @@ class TestRead:
         assert [run.condition for run in found] == ["greedy"]
         assert "probe=layer_rank" in left_out[0]
 
-    def test_runs_of_several_experiments_say_which(self, tmp_path):
+    def test_runs_of_several_experiments_say_which(self, undrawn, tmp_path):
         write(tmp_path / "a", "greedy", records(5))
         write(tmp_path / "b", "greedy", records(6))
         write(tmp_path / "b", "ps", records(6))

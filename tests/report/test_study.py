@@ -50,7 +50,7 @@ def test_an_unknown_run_is_a_one_line_error(runs, options, message):
         study_over(runs, **options)
 
 
-def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
+def test_each_dataset_is_a_part_of_the_page(runs, undrawn, monkeypatch):
     """Three datasets, one of them in two versions under one name. Baselines and labels are those of each part."""
     write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
     write(runs, "greedy", records("abcd", "abc", gold="43"), identity("greedy", dataset__content="c" * 32))
@@ -100,7 +100,7 @@ def test_records_that_disagree_with_their_dataset_are_refused(runs):
         build([runs])
 
 
-def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
+def test_runs_without_a_problem_in_common_are_not_compared(undrawn, tmp_path):
     write(tmp_path / "demo", "greedy", records("abcd", "ab"))
     write(tmp_path / "demo", "ps", records("efgh", "ef"))
     built = build([tmp_path / "demo"])

@@ -99,15 +99,16 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
     assert len(run["sessions"]) == 3
 
 
-@pytest.mark.parametrize("slots", [3, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [3, 64])
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
 
 
-def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted):
-    command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "num_chains=2"]
-    ranks = processes.start_ranks(2, [*command, "dataset.limit=6"], tmp_path)
+def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted, monkeypatch, capsys):
+    command = ["experiment=demo", *QUICK, "num_chains=2"]
+    ranks = processes.start_ranks(2, ["-m", "dflash_mcmc", *command, "dataset.limit=6"], tmp_path)
     told = [rank.communicate(300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
     assert ["12 new samples" in output and "| condition" in output for output, _ in told] == [True, False]
@@ -119,8 +120,14 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     assert int(elsewhere[1] or 0) in (by_process if len(by_process) == 2 else [0])
     assert sum(by_process) == 12
     same(finish(tmp_path), uninterrupted)
-    again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
-    assert ["already complete, nothing drawn" in told for told in again] == [True, False]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, "dataset.limit=8"])
+        assert ("already complete, nothing drawn" in capsys.readouterr().out) == (rank == "0")
     same(records_of(folder), uninterrupted)
 
 
@@ -337,7 +344,7 @@ def test_a_run_that_others_draw_is_not_complete(tmp_path):
 
 @pytest.mark.parametrize("overrides", [("condition=temp",), ("condition=ps", "sampler.num_steps=2"), ("condition=smc",)])
 def test_the_cost_of_chains_of_a_problem_is_what_the_engine_evaluated_for_them(make_config, monkeypatch, overrides):
-    """Eight chains of four problems: the engine's meter counts what is read, and each drawn token has a forward of its own."""
+    """Four chains of two problems: the engine's meter counts what is read, and each drawn token has a forward of its own."""
     read, counted = [], Meter.count_reading
 
     def counting(meter, tokens, *others, **settings):
@@ -345,10 +352,10 @@ def test_the_cost_of_chains_of_a_problem_is_what_the_engine_evaluated_for_them(m
         return counted(meter, tokens, *others, **settings)
 
     monkeypatch.setattr(Meter, "count_reading", counting)
-    config = make_config(*overrides, "num_chains=8", "aggregate=majority", "dataset.limit=4", "dataset.max_new_tokens=32")
+    config = make_config(*overrides, "num_chains=4", "aggregate=majority", "dataset.limit=2", "dataset.max_new_tokens=32")
     result = execute(config)
     summary, records = result.summary, list(map(json.loads, (result.folder / RECORDS).read_text().splitlines()))
     evaluated = sum(read) + sum(record["tokens_drawn"] - record.get("tokens_shared", 0) for record in records)
     assert summary["token_forwards"] == summary["majority/token_forwards"] == evaluated
     prompts = {record["problem"]: record["prompt_forwards"] for record in records}
-    assert 32 * summary["mean_token_forwards"] - evaluated == 7 * sum(prompts.values())
+    assert 8 * summary["mean_token_forwards"] - evaluated == 3 * sum(prompts.values())

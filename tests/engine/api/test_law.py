@@ -101,7 +101,7 @@ CASES = {
         "best_of_n": dm.BestOfN(alpha=2.0, temperature=1.0, num_candidates=2, select="power")}.items()}}
 
 
-@pytest.mark.parametrize("chains", [2_500, pytest.param(CHAINS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chains", [1_000, pytest.param(CHAINS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_law_of_many_chains(monkeypatch, case, chains):
     sampler, server, fields, law = CASES[case]
