@@ -228,9 +228,9 @@ def test_neither_a_complete_run_nor_a_dry_run_imports_pytorch(make_config, tmp_p
 import sys
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.runner import plan
-for more in ([], ["dry_run=true"]):
+for more in ([], ["dry_run=true"], ["num_chains=2"]):
     plan.check(check_command([*{given!r}, *more]).jobs)
     print("transformers" in sys.modules, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["False False", "True False"]
+    assert done.stdout.splitlines() == ["False False", "True False", "True True"]

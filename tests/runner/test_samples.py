@@ -99,8 +99,7 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
     assert len(run["sessions"]) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [3, 64])
+@pytest.mark.parametrize("slots", [3, pytest.param(64, marks=pytest.mark.slow)])
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
