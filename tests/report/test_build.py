@@ -295,9 +295,8 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
     assert build([tmp_path / "demo"]).page.is_file()
 
 
-def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path, request):
+def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path):
     built = build([f"{outputs}/outputs/demo"], tmp_path, lenient=True, formats=("pdf", "latex"))
-    request.getfixturevalue("undrawn")
     assert {path.stem for path in (built.folder / "figures").glob("*.pdf")} == {
         path.stem for path in (built.folder / "figures").glob("*.png")}
     assert b"/Type3" not in (built.folder / "figures/fig_pareto.pdf").read_bytes()
