@@ -9,7 +9,6 @@ ended before the job is requeued: the requeue sends SIGTERM to all processes of 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from dflash_mcmc.grid.folder import Grid, SlurmJob
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.process.program import STOPPED, USER_ERROR
 from dflash_mcmc.process.ranks import SHARD
+from dflash_mcmc.process.worker import die_with_parent
 from dflash_mcmc.store.files import open_to_append, read_regular
 from dflash_mcmc.store.records import record_files
 
@@ -35,7 +35,6 @@ _LAUNCHER = "accelerate.commands.launch"
 GRACE_SHARE = 0.9
 """The worker's share of the grace time; the rest is for the requeue."""
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS, _REPEAT_SECONDS, _SETTLE_SECONDS = 0.2, 2.0, 1.0
 _LAST_LINES, _LAST_BYTES = 3, 8000
 _BAR = re.compile(r"\d+%\|")
@@ -170,17 +169,11 @@ def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) 
         print(f"{event}: {reason}; this could not be noted: {error}", file=sys.stderr, flush=True)
 
 
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies. A worker without a supervisor would keep its claims.
-
-    SLURM kills such a worker itself only where it tracks processes by cgroups.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _as_worker() -> None:
-    """Ignores the signals of SLURM: launchers would die of them, and the worker sets its own handlers later."""
+    """Ignores the signals of SLURM: launchers would die of them, and the worker sets its own handlers later.
+
+    A worker without a supervisor would keep its claims. SLURM kills it itself only where it tracks processes by cgroups.
+    """
     die_with_parent()
     for number in _NOTICES:
         signal.signal(number, signal.SIG_IGN)

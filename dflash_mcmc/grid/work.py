@@ -13,9 +13,10 @@ from dflash_mcmc.config.command import prepare
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.grid import snapshot
 from dflash_mcmc.grid.folder import Grid
-from dflash_mcmc.grid.supervise import ENDINGS, die_with_parent
+from dflash_mcmc.grid.supervise import ENDINGS
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.program import STOPPED, USER_ERROR, guarded
+from dflash_mcmc.process.worker import die_with_parent
 
 
 def main(arguments: list[str]) -> None:

@@ -270,7 +270,7 @@ class PublishedMove(Move):
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         stop = min(path.length, proposal.length)
-        return Move(self.alpha).log_ratio(path.prefix(stop), proposal.prefix(stop), cut)
+        return super().log_ratio(path.prefix(stop), proposal.prefix(stop), cut)
 
 
 def entropy_jumps(path: Trajectory, power: float) -> np.ndarray:

@@ -92,6 +92,12 @@ def limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def confine(memory_gib: float, parent: int) -> None:
     """Restricts this process: no environment, which may contain access tokens, and no signals of the terminal.
 
@@ -100,8 +106,8 @@ def confine(memory_gib: float, parent: int) -> None:
     """
     limit_memory(memory_gib)
     if sys.platform == "linux":
+        die_with_parent()
         libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has already ended
             os._exit(1)
         if libc.unshare(_CLONE_NEWNET):

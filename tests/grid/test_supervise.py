@@ -241,7 +241,7 @@ def test_several_processes_are_started_by_accelerate(make_grid):
 
 ORPHAN = """
 import os, signal, subprocess
-from dflash_mcmc.grid.supervise import die_with_parent
+from dflash_mcmc.process.worker import die_with_parent
 print(subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent).pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
