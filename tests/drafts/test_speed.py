@@ -12,7 +12,7 @@ from dflash_mcmc.drafts import check
 from dflash_mcmc.drafts.__main__ import configured, main
 from dflash_mcmc.drafts.check import Pace, shown_paces
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.speculative.speculator import Tracer
+from dflash_mcmc.engine.speculative.steps import Tracer
 
 FEW = ("model=tiny", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=24", "hardware.device=cpu")
 

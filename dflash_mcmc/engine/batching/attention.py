@@ -3,7 +3,7 @@
 `grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding, but for bfloat16 on
 a processor with tiles (AMX), where it gives this matrix to the fused kernel.
-`own` stands for the kernel of `gpu_layers.py`, which the loop of layers on a GPU calls. Modules of `transformers` have
+`own` stands for the kernel of `gpu.py`, which the loop of layers on a GPU calls. Modules of `transformers` have
 PyTorch's fused kernel in its place.
 
 Rows of a cache hold the keys and values of all tokens. A layer with a window or with chunks therefore differs from one with

@@ -4,10 +4,11 @@ Each operation of a chain has a slot. A draw continues a sequence. The keys and 
 still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
 token of every chain is therefore drawn by the same code.
 
-    scheduler.py      admits waiting chains to slots, and carries out their draws and scores
-    chains.py         the request of a chain, its answers, its cost and its turns; keys and values of its slots
-    decode_loop.py    decode steps of all live rows
-    model_runner.py   forwards of the target
+    scheduler.py            admits waiting chains to slots, and carries out their draws and scores
+    chains.py               the request of a chain, its answers, its cost and its turns; keys and values of its slots
+    decode_loop.py          runs decode steps of all live rows
+    speculative/steps.py    what a step computes
+    model_runner.py         forwards of the target
 
 A ladder gives all shapes (`cache.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
 batch. `tests/engine/batching/test_batched.py` compares the engine with the reference engine, and with itself under other batch
@@ -39,19 +40,18 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, ChainRunner, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
 from dflash_mcmc.engine.batching.plan import Workload, cache_of
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
-from dflash_mcmc.engine.batching.scheduler import Operations, Scheduler
+from dflash_mcmc.engine.batching.scheduler import Scheduler
 from dflash_mcmc.engine.batching.stop_strings import Endings
-from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Block, Rule, Speculation, Uniforms
-from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
+from dflash_mcmc.engine.speculative.steps import BlockSteps, MixedSteps, PlainSteps, Speculator, Tracer
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
@@ -184,8 +184,7 @@ class BatchedEngine(ChainRunner):
             stepper = graphed(stepper, next(iter(reasons), None), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
-        sharing = isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
-        self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
+        self._speculation, self._sharing = speculation, not (grid or speculation)
 
     def reset_counters(self) -> None:
         """Sets the counters to zero."""
@@ -201,10 +200,11 @@ class BatchedEngine(ChainRunner):
         self._loop.reset()
         self._meter.reset_clock()
         self._dropped.clear()
-        scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
+        scheduler = Scheduler(chains, self.num_slots, self._memory, self._loop, self._speculation, self.options, self._sharing,
+                              self._meter)
         with self._memory.runner.ready(self._few_rows):
             yield from scheduler.fill()
-            while scheduler.waits:
+            while scheduler.has_work:
                 yield from scheduler.end_steps(self._step(scheduler)) if scheduler.running else scheduler.fill()
                 yield None
                 if self._dropped:
@@ -218,7 +218,6 @@ class BatchedEngine(ChainRunner):
         read = self._memory.read()
         if read[0]:
             self._meter.count_reading(*read, started)
-        self._loop.prepare()
         started = time.perf_counter()
         stop = self._loop.run(scheduler.running)
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)

@@ -10,11 +10,15 @@ state after a token is a short convolution's last inputs, and a matrix for each 
 Forwards have few shapes (`Ladder`). On a CPU in float32 the numbers of a row must not depend on the rest of the batch.
 Multiples of 8 rows and 64 keys ensure this (notebook: Bits), or any number of rows where `batched.free_rows` says so. On a
 GPU each shape is a captured graph. There the shapes grow by factors of two, so that they are few.
+
+Rows are changed from one sequence to the next with as little reading as possible (`CachedPrefix`): a row keeps the tokens that
+the next one begins with, a spare row gives back what a rejected draw has overwritten, and other rows of the chain give what
+they hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any, NamedTuple
@@ -25,6 +29,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.process.machine import return_memory
+from dflash_mcmc.types import Trajectory, common_prefix
 
 
 def cache_argument(module: torch.nn.Module) -> str:
@@ -383,6 +388,108 @@ class KVCache(Cache):
         self.values[:, row] = 0
         if self.companion is not None:
             self.companion.clear(row)
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+class Placement(NamedTuple):
+    """How a row comes to hold the first tokens of a sequence. All numbers are positions.
+
+    The row keeps positions up to `kept`. Positions up to `restored` come from its spare row, those up to `forked` from the row
+    of the contents `source`, and the later ones are read. Then the positions in `saved`, if any, are copied to the spare row.
+    """
+
+    kept: int
+    restored: int
+    forked: int
+    source: int | None
+    saved: tuple[int, int]
+
+
+class CachedPrefix:
+    """The tokens that a row and its spare row hold.
+
+    Attributes:
+        held: tokens from position 0 on whose keys and values the row holds, or will hold after the next reading.
+        filled: number of these tokens that the row holds already.
+        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
+    """
+
+    def __init__(self) -> None:
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
+
+    def hold(self, tokens: np.ndarray) -> None:
+        """Sets the tokens that the row holds."""
+        self.held, self.filled = tokens, len(tokens)
+
+    def in_row(self, sequence: np.ndarray) -> int:
+        """Number of first tokens of `sequence` that the row holds."""
+        return min(common_prefix(self.held, sequence), self.filled)
+
+    def restorable(self, sequence: np.ndarray, start: int) -> int:
+        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
+        if not self.saved_from <= start < len(self.saved):
+            return start
+        return max(start, common_prefix(self.saved, sequence))
+
+    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
+        """The span to copy to the spare row, which then holds `current` from position `start` on.
+
+        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
+        """
+        in_row = self.in_row(current)
+        if self.saved_from <= in_row < common_prefix(self.saved, current):
+            span = (start, self.saved_from)
+            self.saved_from = min(start, self.saved_from)
+        else:
+            span = (start, in_row)
+            self.saved, self.saved_from = current[:in_row], start
+        return span
+
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
+              like: int | None = None) -> Placement:
+        """Notes that the row will hold `sequence` without its last token, and returns how.
+
+        Args:
+            along: the current sequence, which the spare row then keeps; None without one.
+            others: contents of other rows of the chain, from which a prefix may be copied.
+            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
+                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
+                between two computations.
+        """
+        end, source = len(sequence) - 1, like
+        if like is not None:
+            self.held = self.saved = _NOTHING
+            self.filled = self.saved_from = 0
+        kept = min(self.in_row(sequence), end)
+        restored = forked = min(self.restorable(sequence, kept), end)
+        if like is not None:
+            forked = min(others[like].in_row(sequence), end)
+        elif restored < end:
+            for index, other in enumerate(others):
+                if (reach := min(other.in_row(sequence), end)) > forked:
+                    source, forked = index, reach
+        self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
+        saved = (0, 0)
+        if along is not None:
+            saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
+        self.held, self.filled = sequence[:-1], forked
+        return Placement(kept, restored, forked, source, saved)
+
+
+def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
+    if len(contents) == 1 and len(sequences) == 1:
+        return [(0, 0)]
+    reaches = sorted((-held.restorable(sequence, held.in_row(sequence)), mine, theirs)
+                     for mine, sequence in enumerate(sequences) for theirs, held in enumerate(contents))
+    pairs: dict[int, int] = {}
+    for _, mine, theirs in reaches:
+        if mine not in pairs and theirs not in pairs.values():
+            pairs[mine] = theirs
+    return list(pairs.items())
 
 
 _SMALLEST_CHUNK = 8

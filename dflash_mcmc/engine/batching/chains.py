@@ -1,44 +1,42 @@
-"""The chains of an engine: their requests, turns and costs, and the slots of their operations with keys and values.
-
-Rows are changed from one sequence to the next with as little reading as possible: a row keeps the tokens that the next one
-begins with, a spare row gives back what a rejected draw has overwritten, and other rows of the chain give what they hold.
-"""
+"""The chains of an engine: their requests, turns and costs, and the slots of their operations with keys and values."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.cache import KVCache, Ladder, chunks
-from dflash_mcmc.engine.batching.interface import Finished, Meter, Options
+from dflash_mcmc.engine.batching.cache import CachedPrefix, KVCache, Ladder, assign, chunks
+from dflash_mcmc.engine.batching.interface import DROPPED, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, Span
 from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, Wait
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
-_NOTHING = np.empty(0, np.int64)
+TURN_SECONDS = 0.05
+"""Time without a forward after which a chain pauses."""
 
 
 class Next(NamedTuple):
-    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+    """A waiting chain with its first request."""
 
     tag: Hashable
-    chain: Chain
-    request: Request | None
-    result: ChainResult | None
+    generator: Chain
+    request: Request
 
-
-def prompt_of(request: Request | None) -> np.ndarray | None:
-    """The prompt of a request's first operation; None without an operation."""
-    if request is None or isinstance(request, Wait):
-        return None
-    operations = request.operations if isinstance(request, Together) else (request,)
-    return operations[0].trajectory.prompt if operations else None
+    @property
+    def prompt(self) -> np.ndarray | None:
+        """The prompt of the request's first operation; None without an operation."""
+        if isinstance(self.request, Wait):
+            return None
+        operations = self.request.operations if isinstance(self.request, Together) else (self.request,)
+        return operations[0].trajectory.prompt if operations else None
 
 
 class LiveChain:
@@ -118,13 +116,6 @@ class LiveChain:
         rest = [slot for slot in self.slots if slot not in slots.values()]
         return slots | dict(zip(again, rest, strict=False))
 
-    def finished(self, result: ChainResult | None, failure: str = "") -> Finished:
-        """Ends the chain. Returns what the engine yields of it."""
-        self.ended = True
-        seconds = time.perf_counter() - self.started
-        return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk),
-                        self.prefill_seconds)
-
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""
         if self._costs:
@@ -153,26 +144,18 @@ class LiveChain:
         self._shared_from = bases if self._together else {}
 
     def _repeated(self) -> int:
-        """Forwards that draws of the request would repeat if they did not share them."""
+        """Forwards that draws of the request would repeat if they did not share them.
+
+        A draw of n tokens has n forwards: one before its first token, and one after each token but the last. In sorted order
+        a draw repeats the forwards that it shares with the draw before it.
+        """
         groups: dict[bytes, list[np.ndarray]] = {}
         for number, base in self._shared_from.items():
             answer = self._answers[number]
             if answer is not None:
                 groups.setdefault(base.sequence.tobytes(), []).append(answer.tokens[base.length :])
-        return sum(map(_repeated, groups.values()))
-
-
-def _repeated(drawn: Sequence[np.ndarray]) -> int:
-    """Number of forwards that draws from one sequence repeat.
-
-    A draw of n tokens has n forwards: one before its first token, and one after each token but the last. In sorted order a
-    draw repeats the forwards that it shares with the draw before it.
-
-    Args:
-        drawn: the tokens of each draw, int64 (n,) with n > 0.
-    """
-    ordered = sorted(drawn, key=lambda tokens: tokens.tolist())
-    return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))
+        ordered = [sorted(drawn, key=lambda tokens: tokens.tolist()) for drawn in groups.values()]
+        return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for drawn in ordered for a, b in itertools.pairwise(drawn))
 
 
 def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
@@ -197,119 +180,6 @@ def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory |
         chain.note(number, base)
         return None
     return base
-
-
-class Placement(NamedTuple):
-    """How a row comes to hold the first tokens of a sequence. All numbers are positions.
-
-    The row keeps positions up to `kept`. Positions up to `restored` come from its spare row, those up to `forked` from the row
-    of the contents `source`, and the later ones are read. Then the positions in `saved`, if any, are copied to the spare row.
-    """
-
-    kept: int
-    restored: int
-    forked: int
-    source: int | None
-    saved: tuple[int, int]
-
-
-class CachedPrefix:
-    """The tokens that a row and its spare row hold.
-
-    Attributes:
-        held: tokens from position 0 on whose keys and values the row holds, or will hold after the next reading.
-        filled: number of these tokens that the row holds already.
-        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
-    """
-
-    def __init__(self) -> None:
-        self.held = self.saved = _NOTHING
-        self.filled = self.saved_from = 0
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self.held = self.saved = _NOTHING
-        self.filled = self.saved_from = 0
-
-    def hold(self, tokens: np.ndarray) -> None:
-        """Sets the tokens that the row holds."""
-        self.held, self.filled = tokens, len(tokens)
-
-    def in_row(self, sequence: np.ndarray) -> int:
-        """Number of first tokens of `sequence` that the row holds."""
-        return min(common_prefix(self.held, sequence), self.filled)
-
-    def reach(self, sequence: np.ndarray) -> int:
-        """Number of first tokens of `sequence` that the row and its spare row hold."""
-        return self.restorable(sequence, self.in_row(sequence))
-
-    def restorable(self, sequence: np.ndarray, start: int) -> int:
-        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
-        if not self.saved_from <= start < len(self.saved):
-            return start
-        return max(start, common_prefix(self.saved, sequence))
-
-    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span to copy to the spare row, which then holds `current` from position `start` on.
-
-        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
-        """
-        in_row = self.in_row(current)
-        if self.saved_from <= in_row < common_prefix(self.saved, current):
-            span = (start, self.saved_from)
-            self.saved_from = min(start, self.saved_from)
-        else:
-            span = (start, in_row)
-            self.saved, self.saved_from = current[:in_row], start
-        return span
-
-    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
-              like: int | None = None) -> Placement:
-        """Notes that the row will hold `sequence` without its last token, and returns how.
-
-        Args:
-            along: the current sequence, which the spare row then keeps; None without one.
-            others: contents of other rows of the chain, from which a prefix may be copied.
-            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
-                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
-                between two computations.
-        """
-        end, source = len(sequence) - 1, like
-        if like is not None:
-            self.clear()
-        kept = min(self.in_row(sequence), end)
-        restored = forked = min(self.restorable(sequence, kept), end)
-        if like is not None:
-            forked = min(others[like].in_row(sequence), end)
-        elif restored < end:
-            for index, other in enumerate(others):
-                if (reach := min(other.in_row(sequence), end)) > forked:
-                    source, forked = index, reach
-        self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
-        saved = (0, 0)
-        if along is not None:
-            saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
-        self.held, self.filled = sequence[:-1], forked
-        return Placement(kept, restored, forked, source, saved)
-
-    def read(self) -> None:
-        """Notes that the missing tokens have been read."""
-        self.filled = len(self.held)
-
-
-def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
-    if len(contents) == 1 and len(sequences) == 1:
-        return [(0, 0)]
-    reaches = sorted((-held.reach(sequence), mine, theirs) for mine, sequence in enumerate(sequences)
-                     for theirs, held in enumerate(contents))
-    pairs: dict[int, int] = {}
-    taken = set[int]()
-    for _, mine, theirs in reaches:
-        if mine not in pairs and theirs not in taken:
-            pairs[mine] = theirs
-            taken.add(theirs)
-    return list(pairs.items())
 
 
 class Slot:
@@ -373,11 +243,6 @@ class Slot:
     def rest(self) -> None:
         """Ends the operation. The keys and values stay."""
         self.operation = self.leader = self.base = None
-
-
-def rests(slot: Slot | None) -> bool:
-    """Whether the row of this slot, or of none, is free for an operation."""
-    return slot is None or slot.operation is None
 
 
 class SlotPlace(NamedTuple):
@@ -476,19 +341,17 @@ class SlotMemory:
             self.cache.fork(leader.place, slot.place, start, length)
 
     def move_out(self, slot: Slot) -> None:
-        """Moves a slot's keys and values out of its row, to the host's memory."""
-        held = slot.contents
+        """Moves a slot's keys and values out of its row, to the host's memory. The slot then has no row."""
+        held, home, slot.row = slot.contents, self._place_of(slot), None
         if held.filled or held.saved_from < len(held.saved):
-            slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
-            _move(held, self._place_of(slot), slot.offloaded)
+            _move(held, home, self._place_of(slot, max(held.filled, len(held.saved))))
 
-    def move_in(self, slot: Slot) -> None:
-        """Copies a slot's keys and values into its row."""
-        held, offloaded, slot.offloaded = slot.contents, slot.offloaded, None
-        if offloaded is None:
-            return
-        self.reserve(max(len(held.held), len(held.saved)))
-        _move(held, offloaded, SlotPlace(self.cache, self.spare, slot.place))
+    def move_in(self, slot: Slot, row: int) -> None:
+        """Gives a slot a row, and copies its keys and values there."""
+        held, home, slot.row, slot.offloaded = slot.contents, slot.offloaded, row, None
+        if home is not None:
+            self.reserve(max(len(held.held), len(held.saved)))
+            _move(held, home, self._place_of(slot))
 
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
@@ -499,7 +362,7 @@ class SlotMemory:
         spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held),
                       slot.in_progress.prompt) for slot in missing]
         for slot in slots:
-            slot.contents.read()
+            slot.contents.filled = len(slot.contents.held)
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0
 
     def swap(self, a: int, b: int, slots: Sequence[Slot | None], lengths: Sequence[int]) -> None:
@@ -533,12 +396,9 @@ class SlotMemory:
         if slot.row is not None:
             return SlotPlace(self.cache, self.spare, slot.row)
         if slot.offloaded is None:
-            slot.offloaded = self._new_offloaded(length)
+            slot.offloaded = SlotPlace(self.cache.on_host(length), self.spare.on_host(length))
         slot.offloaded.cache.reserve(length)
         return slot.offloaded
-
-    def _new_offloaded(self, length: int) -> SlotPlace:
-        return SlotPlace(self.cache.on_host(length), self.spare.on_host(length))
 
 
 def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
@@ -547,3 +407,101 @@ def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
     if held.saved_from < len(held.saved):
         goal.spare.reserve(goal.cache.length)
         goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))
+
+
+class ChainPool(ABC):
+    """The chains of a run that are in progress. A chain whose requests stay complete pauses, and others go on.
+
+    A step costs no forward where the stored intervals or a floor answer its operation. A chain of such steps would otherwise
+    go on to its end between two decode steps of the others. Draws are keyed, so that a pause changes no result and no cost.
+
+    A chain that waits for work outside of the engine pauses too.
+
+    Args:
+        source: (tag, generator) pairs, or None where no chain waits now and others may follow.
+        meter: counts the work and measures time.
+
+    Attributes:
+        chains: the chains, in the order of their admission.
+        paused: those that wait for their next turn, the longest wait first.
+        more: whether `source` may have another chain.
+    """
+
+    def __init__(self, source: Iterable[tuple[Hashable, Chain] | None], meter: Meter):
+        self.chains, self.paused, self.more = dict[LiveChain, None](), deque[LiveChain](), True
+        self._source, self._meter, self._finished = iter(source), meter, list[Finished]()
+
+    @abstractmethod
+    def _begin(self, chain: LiveChain) -> None:
+        """Begins the operations of a chain's new request."""
+
+    @abstractmethod
+    def _release(self, chain: LiveChain) -> None:
+        """Frees what a chain that ends has held."""
+
+    def _next(self) -> Next | None:
+        """Takes the next chain; None if none waits now. One that ends without a request is finished at once."""
+        for entry in self._source:
+            if entry is None:
+                return None
+            tag, generator = entry
+            try:
+                return Next(tag, generator, next(generator))
+            except StopIteration as stop:
+                self._finished.append(Finished(tag, stop.value, Cost(), 0.0, 0.0))
+        self.more = False
+        return None
+
+    def advance(self, chain: LiveChain) -> None:
+        """Gives a chain its answers until a request is not complete, the chain ends or its turn is over."""
+        over = self._meter.now() + TURN_SECONDS
+        while chain.complete and not chain.ended:
+            try:
+                request: Request = chain.generator.send(chain.answer())
+            except StopIteration as stop:
+                self._end(chain, stop.value)
+                return
+            chain.ask(request)
+            self._begin(chain)
+            if self._meter.now() >= over:
+                break
+        if not chain.ended and (chain.complete or chain.waits):
+            self.paused.append(chain)
+
+    def resume(self) -> None:
+        """Gives chains that have paused a turn, one after another until a turn's time has passed."""
+        over = self._meter.now() + TURN_SECONDS
+        for _ in range(len(self.paused)):
+            self.advance(self.paused.popleft())
+            if self._meter.now() >= over:
+                return
+
+    def rest(self) -> None:
+        """Waits for the work of a chain, a turn's time at most, if all chains wait for some."""
+        if self.paused and all(chain.waits for chain in self.paused):
+            wait([chain.work for chain in self.paused if chain.work is not None], TURN_SECONDS, FIRST_COMPLETED)
+
+    def end_dropped(self, tags: Collection[Hashable]) -> None:
+        """Ends the chains of these tags before their end."""
+        for chain in [chain for chain in self.chains if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+
+    def take_finished(self) -> list[Finished]:
+        """The chains that have ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        """Ends a chain in the middle of its request."""
+        chain.generator.close()
+        chain.settle()
+        self._end(chain, None, reason)
+
+    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
+        self._release(chain)
+        self.chains.pop(chain)
+        if chain in self.paused:
+            self.paused.remove(chain)
+        chain.ended, seconds = True, time.perf_counter() - chain.started
+        self._finished.append(Finished(chain.tag, result, chain.cost, seconds, chain.seconds, failure, tuple(chain.walk),
+                                       chain.prefill_seconds))

@@ -1,9 +1,4 @@
-"""Decode steps that draw one token per row, run until the next check for ended draws.
-
-On a GPU a step can be captured once and replayed (`batched.py`). For this reason it never reads a value on the host, never
-makes a tensor from host data, and has no shape that depends on values. Steps with a draft for every token
-(`speculative/blockwise.py`) are an exception.
-"""
+"""Decode steps of all live rows, run until the next check for ended draws."""
 
 from __future__ import annotations
 
@@ -13,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import KVCache, Ladder
+from dflash_mcmc.engine.batching.cache import Ladder
 from dflash_mcmc.engine.batching.chains import Slot, SlotMemory
-from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import (
     DrawnTokens,
     Group,
@@ -27,124 +20,10 @@ from dflash_mcmc.engine.batching.rows import (
     Start,
     Status,
     Stepper,
-    columns_of_groups,
-    num_columns,
-    processed,
 )
-from dflash_mcmc.engine.speculative.rules import below_floor
-from dflash_mcmc.engine.speculative.speculator import Tracer
+from dflash_mcmc.engine.speculative.steps import Tracer
 from dflash_mcmc.ops import Draw, Operation
 from dflash_mcmc.process import bars
-from dflash_mcmc.types import Trajectory
-
-
-def plain_cost(tokens: int, counts: RowCounts) -> dict[str, int]:
-    """The cost of a draw of `tokens` tokens by steps without a decoder, by the names of `Cost`."""
-    return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
-            "blocks_drafted": counts.blocks}
-
-
-class PlainSteps:
-    """Draws one token for every live row in each step, with one forward of the target."""
-
-    tokens_a_step = 1
-
-    def __init__(self, runner: ModelRunner):
-        self.runner = runner
-        self.reach = runner.grid.block_size if runner.grid else 1
-
-    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """See `Stepper.cost`."""
-        return plain_cost(tokens, counts)
-
-    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             riders: SharedForwards | None = None) -> None:
-        """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
-        rows, position = state.ids[:batch], state.position[:batch]
-        fed = state.tokens[rows, position][:, None]
-        sources, grid, said = {group.source for group in groups}, self.runner.grid, None
-        if grid is not None and self.runner.drafts(sources):
-            said = grid.at_step(cache, state, batch, key_length)
-        hidden = self.runner.forward(cache, slice(0, batch), fed, position[:, None], key_length)[:, 0]
-        logits = self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], sources, said)
-        if riders is not None:
-            # A rider has the logits of its leader. Sources that share a tensor still share one.
-            ridden = {id(values): values[riders.leader] for values in logits.values()}
-            logits = {name: ridden[id(values)] for name, values in logits.items()}
-        if self.runner.model.takes_ranges and logits.keys() == {"blended"} and not any(map(num_columns, groups)):
-            from dflash_mcmc.engine.batching import gpu_draw  # Triton has packages for Linux alone
-
-            tokens = gpu_draw.drawn(state, logits["blended"], groups, self.runner.endings)
-        else:
-            tokens = self._drawn(state, logits, groups)
-        if riders is not None:
-            # Live riders part from leaders that have drawn another token or have ended.
-            status = state.status[: riders.batch]
-            apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
-            state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
-
-    def _drawn(self, state: Rows, logits: dict[str, torch.Tensor], groups: tuple[Group, ...]) -> torch.Tensor:
-        """Draws a token for each row of the logits, int64 (rows,), and advances the live rows. Other rows do not change."""
-        batch = len(logits["blended"])
-        rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
-        target = laws.weigh(logits["blended"])
-        failed = ~torch.isfinite(target.maximum[:, 0])
-        for values in list(logits.values())[1:]:
-            failed |= ~torch.isfinite(values.amax(dim=-1))
-        history = state.history(batch)
-        if len(groups) == 1 and groups[0].params.temperature == 0.0:
-            tokens, interval, log_q = laws.draw_certain(logits[groups[0].source], groups[0].params, history)
-        else:
-            own = processed(logits, groups, 1, history)
-            weights = target if own is target.logits else laws.weigh(own)  # the target's own are known
-            tokens, interval = laws.draw(weights, state.uniforms[rows, at])
-            log_q = weights.log_probability(tokens)
-        failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
-        log_p = target.log_probability(tokens)
-        scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
-        further = columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
-        if further is not None:
-            failed |= further.isnan().any(dim=1)
-        live = status == Status.LIVE
-        drawn = live & ~failed
-        where = torch.where(drawn, at, state.nowhere)  # no branch: a captured step has the same writes for every row
-        state.tokens[rows, where], state.scores[rows, where] = tokens, scores
-        if further is not None:
-            state.columns[rows, where] = further
-        if len(state.seen):
-            state.seen[rows, tokens] = state.seen[rows, tokens] | drawn
-        if len(state.counts):
-            state.counts[rows, tokens] = state.counts[rows, tokens] + drawn
-        state.position[:batch] += drawn
-        state.work[:, :batch] += live
-        endings = self.runner.endings
-        states = endings.states(state, tokens[:, None], drawn[:, None])
-        if states is not None:
-            state.matched[:batch] = states[:, 0]
-        ended = endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
-        after = Status.DONE * ended
-        if state.has_floors:
-            state.weight[:batch] += torch.where(drawn, state.alpha[:batch] * scores[:, 0] - scores[:, 1], 0.0)
-            below = below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
-            after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
-        after = torch.where(failed, Status.FAILED, after)
-        state.status[:batch] = torch.where(live, after, status)
-        return tokens
-
-
-def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray) -> Start:
-    """The start of a draw in a row.
-
-    Args:
-        base: the draw's trajectory, with the tokens that it shares with `along`.
-        uniforms: the uniforms of the positions after `base`.
-    """
-    origin, first = len(base.prompt), base.sequence_length
-    start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms)
-    if (floor := draw.floor) is None:
-        return start
-    return start._replace(alpha=floor.alpha, weight=floor.weight(base, draw.trajectory.length), floor=floor.threshold,
-                          log_length=-np.inf if floor.length is None else float(np.log(floor.length)))
 
 
 class EndedDraw(NamedTuple):
@@ -258,26 +137,13 @@ class DecodeLoop:
                 leader[row] = 0 if rides is None else rides.place
             self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
 
-    def prepare(self) -> None:
-        """Writes the state of the draws that begin."""
+    def run(self, slots: Sequence[Slot]) -> Stop:
+        """Writes the state of the draws that begin, and steps the live slots until the next check."""
         if self._starts:
             self.rows.begin(list(self._starts.values()))
             self._starts = {}
-
-    def run(self, slots: Sequence[Slot]) -> Stop:
-        """Steps the live slots until the next check."""
         self.groups = self.groups or _grouped([slot.operation for slot in slots if slot.operation], self.rows.device)
-        live, before = len(slots), self._top[: len(slots)].copy()
-        self._step(slots)
-        progress = self.rows.progress(live)
-        bars.drew(int((progress.position - before).sum()))
-        self._memory.cache.passed(before[: self._num_fed], progress.position[: self._num_fed])
-        row_steps = int((progress.rounds - self._rounds[:live]).sum())
-        self._top[:live], self._rounds[:live] = progress.position, progress.rounds
-        return Stop(self._ended(slots, progress), self._parted(progress), row_steps)
-
-    def _step(self, slots: Sequence[Slot]) -> None:
-        live, batch = len(slots), self._batch(self._num_fed)
+        live, batch, before = len(slots), self._batch(self._num_fed), self._top[: len(slots)].copy()
         self.rows.has_floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
         for _ in range(self.steps_per_sync):
             keys = self._memory.reserve_step(self._top[:batch], self.stepper.reach)
@@ -285,6 +151,12 @@ class DecodeLoop:
             self._top[:live] += self.stepper.tokens_a_step
             if self._tracer:
                 self._tracer.keep(slots)
+        progress = self.rows.progress(live)
+        bars.drew(int((progress.position - before).sum()))
+        self._memory.cache.passed(before[: self._num_fed], progress.position[: self._num_fed])
+        row_steps = int((progress.rounds - self._rounds[:live]).sum())
+        self._top[:live], self._rounds[:live] = progress.position, progress.rounds
+        return Stop(self._ended(slots, progress), self._parted(progress), row_steps)
 
     def _batch(self, rows: int) -> int:
         return min(self._ladder.batch(rows), self.rows.num_rows)

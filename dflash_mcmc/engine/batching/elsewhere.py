@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import transformers
 
-from dflash_mcmc.engine.batching.chains import LiveChain
+from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
-from dflash_mcmc.engine.batching.scheduler import ChainPool
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.ops import Chain
-from dflash_mcmc.types import Cost, Trajectory
+from dflash_mcmc.types import Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
@@ -142,7 +141,7 @@ class DelegatingEngine(ChainRunner):
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._meter.reset_clock()
         self._dropped.clear()
-        run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
+        run = LiveChains(chains, self._num_chains, self._begin, self._meter)
         try:
             yield from run.fill()
             while run.chains:
@@ -172,32 +171,25 @@ class LiveChains(ChainPool):
     """The chains of one run, for an engine whose operations are carried out elsewhere.
 
     Args:
-        chains: as of `ChainRunner.run`.
+        source: as of `ChainRunner.run`.
         num_chains: chains in progress at once.
         begin: begins the operations of a chain's new request.
-
-    Attributes:
-        more: whether another chain may wait.
     """
 
-    def __init__(self, chains: Iterator[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
+    def __init__(self, source: Iterable[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
                  meter: Meter):
-        super().__init__(meter)
-        self._source, self._num_chains, self._asks, self.more = chains, num_chains, begin, True
-        self._clocks: dict[LiveChain, float] = {}
+        super().__init__(source, meter)
+        self._num_chains, self._asks, self._clocks = num_chains, begin, dict[LiveChain, float]()
 
     def fill(self) -> list[Finished]:
         """Goes on with chains that have paused, and begins chains while there is room. Returns the chains that have ended."""
         self.resume()
-        while self.more and len(self.chains) < self._num_chains:
-            try:
-                entry = next(self._source)
-            except StopIteration:
-                self.more = False
-                break
-            if entry is None:  # no chain waits now
-                break
-            self._admit(*entry)
+        while self.more and len(self.chains) < self._num_chains and (entry := self._next()) is not None:
+            chain = LiveChain(entry.tag, entry.generator)
+            self.chains[chain], self._clocks[chain] = None, self._meter.clock
+            chain.ask(entry.request)
+            self._begin(chain)
+            self.advance(chain)
         return self.take_finished()
 
     def end(self, chain: LiveChain, number: int, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
@@ -217,18 +209,6 @@ class LiveChains(ChainPool):
         with contextlib.suppress(StopIteration):
             chain.generator.throw(error)
         self._give_up(chain, str(error))
-
-    def _admit(self, tag: Hashable, generator: Chain) -> None:
-        try:
-            request = next(generator)
-        except StopIteration as stop:
-            self._finished.append(Finished(tag, stop.value, Cost(), 0.0, 0.0))
-            return
-        chain = LiveChain(tag, generator)
-        self.chains[chain], self._clocks[chain] = None, self._meter.clock
-        chain.ask(request)
-        self._begin(chain)
-        self.advance(chain)
 
     def _begin(self, chain: LiveChain) -> None:
         self._asks(chain)

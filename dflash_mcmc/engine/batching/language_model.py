@@ -41,7 +41,7 @@ from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.gpu_layers import GpuLoop
+    from dflash_mcmc.engine.batching.gpu import GpuLoop
 
 _REASONS = {
     LINEAR: "a recurrent state, which cannot be rolled back",
@@ -347,7 +347,7 @@ class LanguageModel:
             linear.replace_layers(self.decoder)
             self._loop = linear.loop_of(self.decoder, self.cache_shape)
         elif linear.is_looped(self.config) and importlib.util.find_spec("triton"):
-            from dflash_mcmc.engine.batching.gpu_layers import loop_of
+            from dflash_mcmc.engine.batching.gpu import loop_of
 
             try:
                 self._loop = loop_of(self.decoder, self.cache_shape, self.device)

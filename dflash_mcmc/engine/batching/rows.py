@@ -15,7 +15,8 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.types import Trajectory
 
 
 class Status(enum.IntEnum):
@@ -32,14 +33,32 @@ class Status(enum.IntEnum):
     """The draw can no longer share the forwards of another row. It continues when it has keys and values of its own."""
 
 
+class Limit(NamedTuple):
+    """The floor of a draw (`ops.Floor`) that goes on after some tokens. The default is below every weight."""
+
+    alpha: float = 0.0
+    weight: float = 0.0
+    """Sum of alpha log p - log q over the draw's tokens so far, in nats."""
+    threshold: float = -np.inf
+    """The draw is abandoned once the weight, plus the length term, is not above this."""
+    log_length: float = -np.inf
+    """Log of `Floor.length`: the length term is log_length - log(generated tokens). -inf for none."""
+
+    @staticmethod
+    def of(draw: Draw, base: Trajectory) -> Limit:
+        """The floor of a draw whose next token follows `base`, the draw's trajectory or a longer one."""
+        if (floor := draw.floor) is None:
+            return Limit()
+        return Limit(floor.alpha, floor.weight(base, draw.trajectory.length), floor.threshold,
+                     -np.inf if floor.length is None else float(np.log(floor.length)))
+
+
 class Start(NamedTuple):
     """The start of a draw in a row. Positions count from the start of the prompt.
 
     `fed` is the token at `first - 1`. `uniforms` belong to positions `first` to `last`. `noise`, (last - first + 1, k),
     belongs to blocks whose anchors are at `first - 1` to `last - 1`. `origin` is the position of the first generated token.
     `matched` is the state of the stop strings after the token at `first - 1` (`stop_strings.py`).
-    The draw is abandoned once weight <= floor. If log_length is finite, log_length - log(generated tokens) is first added to
-    the weight.
     """
 
     row: int
@@ -48,10 +67,7 @@ class Start(NamedTuple):
     last: int
     origin: int
     uniforms: np.ndarray
-    alpha: float = 0.0
-    weight: float = 0.0
-    floor: float = -np.inf
-    log_length: float = -np.inf
+    limit: Limit = Limit()
     matched: int = 0
     noise: np.ndarray | None = None
 
@@ -112,7 +128,7 @@ class Rows:
         kept: int64 (rows,), drafted tokens that were kept.
         matched: int64 (rows,), state of the stop strings after the token at `position` (`stop_strings.py`).
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
-        alpha, weight, floor, log_length: float64 (rows,), see `Start`.
+        alpha, weight, floor, log_length: float64 (rows,), see `Limit`; the floor is its threshold.
         nowhere: a position that belongs to no token.
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a repetition penalty needs it.
         counts: float32 (rows, vocabulary), how often a token is in the generation, or in the prompt too; empty until a
@@ -146,12 +162,10 @@ class Rows:
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
                  [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.matched for s in starts],
                  [s.fed for s in starts]]
-        real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
-                [s.log_length for s in starts]]
         packed = torch.tensor(whole, dtype=torch.int64, device=self.device)
         rows, fed = packed[0], packed[-1]
         self._whole[:, rows] = packed[1:-1]
-        self._real[:, rows] = torch.tensor(real, dtype=torch.float64, device=self.device)
+        self._real[:, rows] = torch.tensor([s.limit for s in starts], dtype=torch.float64, device=self.device).T
         self.tokens[rows, self.position[rows]] = fed
         counts = [len(s.uniforms) for s in starts]
         at = np.concatenate([np.arange(s.first, s.first + count) for s, count in zip(starts, counts, strict=True)])
@@ -266,16 +280,15 @@ class SharedForwards(NamedTuple):
 class Stepper(Protocol):
     """Makes decode steps."""
 
-    @property
-    def tokens_a_step(self) -> int:
-        """The most tokens that a row can gain in a step."""
-
-    @property
-    def reach(self) -> int:
-        """Number of positions after the row's position that a step may touch."""
+    tokens_a_step: int
+    """The most tokens that a row can gain in a step."""
+    reach: int
+    """Number of positions after the row's position that a step may touch."""
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
+        """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`: here without a decoder's."""
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds, "token_forwards": counts.fed,
+                "blocks_drafted": counts.blocks}
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              riders: SharedForwards | None = None) -> None:

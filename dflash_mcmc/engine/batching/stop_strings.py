@@ -16,10 +16,9 @@ set is therefore known by its state alone.
 """
 from __future__ import annotations
 
-import bisect
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -166,10 +165,14 @@ class StopStrings:
 
     def _compiled(self) -> tuple[np.ndarray, np.ndarray]:
         """(classes, table). Tokens are divided further with each state from which some of them lead elsewhere."""
-        pieces = self._texts.pieces
-        usual = np.array([self._after(_NOTHING, piece) for piece in pieces], np.int32)
-        usual[self._specials] = _FOUND
-        changes = self._changes(usual)
+        length = np.array([len(piece) for piece in self._texts.pieces])
+        text, start = np.frombuffer(b"".join(self._texts.pieces), np.uint8), length.cumsum() - length
+        usual = self._walked(_NOTHING, np.zeros(len(length), np.int32), text, start, length)
+        changes = dict[_State, tuple[np.ndarray, np.ndarray]]()
+        for state in range(_FOUND + 1, len(self._steps)):
+            after = self._walked(state, usual, text, start, length)
+            tokens = np.flatnonzero(after != usual)
+            changes[state] = tokens, after[tokens]
         classes = np.unique(usual, return_inverse=True)[1]
         for tokens, after in changes.values():
             _, mine = np.unique(np.stack([classes[tokens], after]), axis=1, return_inverse=True)
@@ -178,58 +181,30 @@ class StopStrings:
         table = np.tile(usual[places], (len(self._steps), 1))
         table[_FOUND] = _FOUND
         for state, (tokens, after) in changes.items():
-            column = usual.copy()
-            column[tokens] = after
-            table[state] = column[places]
+            table[state, classes[tokens]] = after
         return classes.astype(np.int32), table
 
-    def _changes(self, usual: np.ndarray) -> dict[_State, tuple[np.ndarray, np.ndarray]]:
-        """For each state, the tokens that lead elsewhere than from nothing, and the states that they lead to."""
-        order = sorted(range(len(usual)), key=self._texts.pieces.__getitem__)
-        tokens, pieces, changes = np.array(order), [self._texts.pieces[token] for token in order], {}
-        for state in range(_FOUND + 1, len(self._steps)):
-            column = usual.copy()
-            for start, stop, after in self._elsewhere(pieces, state):
-                column[tokens[start:stop]] = after
-            changes[state] = self._changed(column, usual)
-        return changes
-
-    def _changed(self, column: np.ndarray, usual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        column[self._specials] = _FOUND
-        tokens = np.flatnonzero(column != usual)
-        return tokens, column[tokens]
-
-    def _after(self, state: _State, piece: bytes) -> _State:
-        for byte in piece:
-            state = self._steps[state][byte]
-        return state
-
-    def _elsewhere(self, pieces: Sequence[bytes], state: _State) -> Iterator[tuple[int, int, _State]]:
-        """Ranges of the sorted pieces that lead from `state` to another state than from nothing, with this state.
-
-        It follows the common beginnings of pieces only as far as the two states differ.
-        """
-        waiting = [(0, len(pieces), b"", state, _NOTHING)]
-        while waiting:
-            start, stop, begin, here, there = waiting.pop()
-            if here == _FOUND:
-                yield start, stop, _FOUND
-                continue
-            longer = bisect.bisect_right(pieces, begin, start, stop)
-            if longer > start:
-                yield start, longer, here
-            for byte, (one, other) in enumerate(zip(self._steps[here], self._steps[there], strict=True)):
-                if one == other:
-                    continue
-                piece = begin + bytes([byte])
-                low = bisect.bisect_left(pieces, piece, longer, stop)
-                high = bisect.bisect_left(pieces, begin + bytes([byte + 1]), low, stop) if byte < 255 else stop
-                if high > low:
-                    waiting.append((low, high, piece, one, other))
+    def _walked(self, state: _State, usual: np.ndarray, text: np.ndarray, start: np.ndarray,
+                length: np.ndarray) -> np.ndarray:
+        """The states after each token from `state`. A walk that meets the one from nothing ends there, as in `usual`."""
+        after, tokens, place = usual.copy(), np.arange(len(length)), 0
+        here, there = np.full(len(length), state, np.int32), np.zeros(len(length), np.int32)
+        while len(tokens):
+            whole = length[tokens] == place
+            after[tokens[whole]] = here[whole]
+            tokens, here, there = tokens[~whole], here[~whole], there[~whole]
+            byte = text[start[tokens] + place]
+            here, there = self._steps[here, byte], self._steps[there, byte]
+            if state != _NOTHING:
+                apart = here != there
+                tokens, here, there = tokens[apart], here[apart], there[apart]
+            place += 1
+        after[self._specials] = _FOUND
+        return after
 
 
-def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:
-    """The state after each byte, [states][256]. State 0 is no beginning of a pattern; state 1, a found one, is never left."""
+def _steps(patterns: Sequence[bytes]) -> np.ndarray:
+    """The state after each byte, int32 (states, 256). State 0 is no beginning of a pattern; state 1, a found one, stays."""
     children: list[dict[int, int]] = [{}, {}]
     whole = set[int]()
     for pattern in patterns:
@@ -240,20 +215,20 @@ def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:
                 children[node][byte] = len(children) - 1
             node = children[node][byte]
         whole.add(node)
-    steps = [[_NOTHING] * 256 for _ in children]
-    steps[_FOUND] = [_FOUND] * 256
+    steps = np.full((len(children), 256), _NOTHING, np.int32)
+    steps[_FOUND] = _FOUND
     shorter = [_NOTHING] * len(children)  # the longest proper ending of a node's text that is a beginning of a pattern
     level = [_NOTHING]
     while level:
         node = level.pop(0)
         if node != _NOTHING:
-            steps[node] = list(steps[shorter[node]])
+            steps[node] = steps[shorter[node]]
         for byte, child in children[node].items():
-            shorter[child] = steps[shorter[node]][byte] if node != _NOTHING else _NOTHING
+            shorter[child] = int(steps[shorter[node], byte]) if node != _NOTHING else _NOTHING
             if child in whole:
-                steps[node][byte] = _FOUND
+                steps[node, byte] = _FOUND
             else:
-                steps[node][byte] = child
+                steps[node, byte] = child
                 level.append(child)
     return steps
 

@@ -43,7 +43,7 @@ from dflash_mcmc.ops import grid_slot
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.eagle3 import Eagle3
-    from dflash_mcmc.engine.batching.gpu_layers import DraftLoop
+    from dflash_mcmc.engine.batching.gpu import DraftLoop
 
 
 class DrawTokens(Protocol):
@@ -168,7 +168,7 @@ class DFlashDrafter:
         if not (self.target.takes_ranges and self.network.layer_type is DraftLayer):
             return None
         if self._loop is None:
-            from dflash_mcmc.engine.batching.gpu_layers import DraftLoop
+            from dflash_mcmc.engine.batching.gpu import DraftLoop
 
             with torch.inference_mode(False):  # its weights take the place of the modules'
                 self._loop = DraftLoop(self.network)

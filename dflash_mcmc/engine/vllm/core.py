@@ -18,7 +18,7 @@ import numpy as np
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
+from dflash_mcmc.engine.vllm.drawing import CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.process import bars
@@ -279,7 +279,7 @@ class VllmEngine(DelegatingEngine):
         super().__init__(num_chains)
         self.model, self._core, self._skip_identical = model, core, skip_identical
         self._numbers = itertools.count()
-        core.stop_at(StopTable.of(model.stop_strings))
+        core.stop_at(None if model.stop_strings is None else (model.stop_strings.classes, model.stop_strings.table))
 
     def close(self) -> None:
         """Ends the requests in progress. vLLM stays loaded for the next job of this process."""

@@ -17,8 +17,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
-from dflash_mcmc.engine.vllm.drawing import RequestRows
-from dflash_mcmc.engine.vllm.ledger import BLENDED, CONFIG, LEDGER, Drawn, StopTable
+from dflash_mcmc.engine.vllm.drawing import BLENDED, CONFIG, LEDGER, Drawn, RequestRows, StopTable
 from dflash_mcmc.registry import components
 
 

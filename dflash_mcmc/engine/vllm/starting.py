@@ -11,7 +11,7 @@ from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.engine.vllm.core import VllmSettings
-from dflash_mcmc.engine.vllm.ledger import BLENDED
+from dflash_mcmc.engine.vllm.drawing import BLENDED
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
 from dflash_mcmc.registry import name_of
@@ -124,15 +124,6 @@ def token_bytes(engine: VllmFields, shape: CacheShape) -> int:
     num_parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
     each = -(-shape.token_bytes() // num_parts)
     return each // shape.dtype.itemsize if engine.kv_cache_dtype.startswith("fp8") else each
-
-
-def _cache_bytes(memory_gb: float | None, on_cpu: bool, needed: int | None) -> int | None:
-    if memory_gb is not None:
-        return int(memory_gb * 1e9)
-    if not on_cpu:
-        return None
-    most = min(_CPU_MOST, int(machine.free_memory() * _CPU_SHARE))
-    return most if needed is None else min(most, needed)
 
 
 class CachePlan(NamedTuple):

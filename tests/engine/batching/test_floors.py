@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.decode_loop import start_of
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.batching.rows import Limit, Rows, Start
 from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -29,7 +28,7 @@ def test_a_row_is_below_its_floor_exactly_where_the_floor_is_crossed(length, mar
     floor = Floor(log_uniform=-0.7, alpha=2.0, reference=1.3, length=length, margin=margin)
     draw = Draw(Trajectory.start(prompt), horizon, SamplingParams(), Key(0), floor=floor)
     state = Rows(1, 20, 5, torch.device("cpu"))
-    state.begin([start_of(draw, draw.trajectory, 0, np.full(horizon, 0.5))])
+    state.begin([Start(0, 3, 4, 3 + horizon, 4, np.full(horizon, 0.5), Limit.of(draw, draw.trajectory))])
     found = set()
     for generated in range(1, horizon + 1):
         edge = -0.7 + 1.3 - margin - (math.log(length / generated) if length else 0.0)

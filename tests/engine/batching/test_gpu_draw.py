@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching.cache import KVCache
-from dflash_mcmc.engine.batching.decode_loop import PlainSteps
 from dflash_mcmc.engine.batching.rows import Group, Rows, Status
 from dflash_mcmc.engine.batching.stop_strings import Endings
+from dflash_mcmc.engine.speculative.steps import PlainSteps
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_gpu_layers import Launches, compiles, in_the_interpreter, launches, triton
 
-gpu_draw, tl = importlib.import_module("dflash_mcmc.engine.batching.gpu_draw"), triton.language
+gpu_draw, tl = importlib.import_module("dflash_mcmc.engine.batching.gpu"), triton.language
 
 ROWS, LENGTH = 8, 6
 STOP_IDS = (5, 11, 40)

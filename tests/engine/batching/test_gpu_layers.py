@@ -7,6 +7,7 @@ their own, which `test_kernels_in_the_interpreter` starts.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from tests.processes import ROOT
 from tests.targets import random_model
 
 triton = pytest.importorskip("triton", reason="Triton has packages for Linux alone")
-gpu_layers, gpu_draw = (importlib.import_module(f"dflash_mcmc.engine.batching.{name}") for name in ("gpu_layers", "gpu_draw"))
+gpu_layers = importlib.import_module("dflash_mcmc.engine.batching.gpu")
 
 SMALL = dict(num_hidden_layers=2, hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2,
              head_dim=8)
@@ -203,7 +204,7 @@ def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias
 
 
 QWEN3_4B = dict(hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
-KERNELS = {gpu_layers: ("_add_norm", "_place", "_attend", "_combine", "_gate"), gpu_draw: ("_weigh", "_draw")}
+KERNELS = {"layers": ("_add_norm", "_place", "_attend", "_combine", "_gate"), "draw": ("_weigh", "_draw")}
 
 
 class Launches(TorchDispatchMode):
@@ -212,9 +213,8 @@ class Launches(TorchDispatchMode):
     def __init__(self, patch: pytest.MonkeyPatch):
         super().__init__()
         self.ours, self.theirs = list[tuple](), Counter[str]()
-        for module, names in KERNELS.items():
-            for name in names:
-                patch.setattr(module, name, self._recorder(getattr(module, name)))
+        for name in itertools.chain(*KERNELS.values()):
+            patch.setattr(gpu_layers, name, self._recorder(getattr(gpu_layers, name)))
 
     def _recorder(self, kernel: Any) -> Any:
         ours = self.ours
@@ -299,7 +299,7 @@ LEAST_SHARED = 99 * 1024
 def test_kernels_compile_for_gpus_without_spilling_registers(dtype, capability, monkeypatch, tmp_path):
     """For the launches of one row, of many, and of a block of tokens. PTXAS is part of Triton's package."""
     recorded = [launch for rows, queries in ((1, 1), (1, 16)) for launch in launches(rows, queries, 1, dtype).ours]
-    assert compiles(recorded, capability, monkeypatch, tmp_path) == set(KERNELS[gpu_layers])
+    assert compiles(recorded, capability, monkeypatch, tmp_path) == set(KERNELS["layers"])
 
 
 def compiles(recorded: list[tuple], capability: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> set[str]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching import batched
-from dflash_mcmc.engine.batching.decode_loop import PlainSteps
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Group, Rows
 from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
+from dflash_mcmc.engine.speculative.steps import PlainSteps
 from dflash_mcmc.errors import note
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key

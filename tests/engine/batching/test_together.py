@@ -11,7 +11,6 @@ from dflash_mcmc.engine.batching import scheduler
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.scheduler import Operations
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
@@ -142,8 +141,8 @@ def test_slots_order_and_switches_change_nothing(model, expected, name, changes)
 def test_copies_share_forwards(model, monkeypatch):
     """The cost has each position once. With a slot for each draw the engine feeds no more rows than that."""
     done, engine = batched(model, "copies", slots=5, order=[0])
-    made = Operations.__init__
-    monkeypatch.setattr(Operations, "__init__", lambda self, *parts: made(self, *parts[:-1], False))
+    made = scheduler.Scheduler.__init__
+    monkeypatch.setattr(scheduler.Scheduler, "__init__", lambda self, *parts: made(self, *parts[:-2], False, parts[-1]))
     apart, without = batched(model, "copies", slots=5, order=[0])
     cost, full = done[0].cost, apart[0].cost
     assert cost.tokens_shared > 10

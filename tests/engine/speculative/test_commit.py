@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.rows import Rows, Start, Status
+from dflash_mcmc.engine.batching.rows import Limit, Rows, Start, Status
 from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -22,7 +22,7 @@ def state() -> Rows:
     rows = Rows(3, 20, 10, torch.device("cpu"))
     rows.set_counts(0, np.array([], np.int64))
     start = Start(0, 5, PROMPT, PROMPT + HORIZON - 1, PROMPT, np.full(HORIZON, 0.5))
-    rows.begin([start, start._replace(row=1, alpha=2.0, floor=-3.0)])
+    rows.begin([start, start._replace(row=1, limit=Limit(2.0, threshold=-3.0))])
     return rows
 
 

@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.logits_processor import History
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter, SlotwiseDrafter
-from dflash_mcmc.engine.speculative.speculator import Speculator
+from dflash_mcmc.engine.speculative.steps import Speculator
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

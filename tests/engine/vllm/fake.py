@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.vllm.core import EndedRequest
-from dflash_mcmc.engine.vllm.drawing import RequestRows
-from dflash_mcmc.engine.vllm.ledger import FIELD, Drawn, Ledger, StopTable, Ticket
+from dflash_mcmc.engine.vllm.drawing import FIELD, Drawn, Ledger, RequestRows, StopTable, Ticket
 
 
 class Direction(Enum):

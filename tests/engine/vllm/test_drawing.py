@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.vllm import drawing
-from dflash_mcmc.engine.vllm.ledger import Ledger, Limit, Ticket
+from dflash_mcmc.engine.vllm.drawing import Ledger, Limit, Ticket
 from dflash_mcmc.ops import SamplingParams
 
 LAW = SamplingParams(0.6, top_k=30, repetition_penalty=1.3, frequency_penalty=0.2)
@@ -63,7 +63,7 @@ def test_tables_grow_and_keep_what_was_written():
 
 def test_a_row_is_used_again_without_what_was_in_it():
     ledger = Ledger()
-    limit = Limit(2.0, -1.0, 0.0, None)
+    limit = Limit(2.0, -1.0, 0.0)
     for number in range(40):
         row = ledger.open(ticket(number, limit=limit if number % 2 else None))
         ends = write(ledger, [row], [0], [5], finite=number % 4 != 2)
