@@ -16,7 +16,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
 from dflash_mcmc.engine.vllm import core, starting
-from dflash_mcmc.engine.vllm.core import CONFIG, VllmSettings
+from dflash_mcmc.engine.vllm.core import CONFIG, arguments
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import plan
 from tests.refusals import refused
@@ -136,7 +136,7 @@ def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
              "fp8_e5m2", "quantization": "fp8", "gpu_memory_utilization": 0.55, "block_size": 64, "enforce_eager": True}
     config = make_config("engine=vllm", "sampler=greedy", *(f"engine.{name}={value}" for name, value in given.items()))
     target = config.engine.load(config, "cpu")._replace(device="cuda:0")
-    arguments = starting.settings(config.engine, config, target, 500, 8).arguments()
+    arguments = starting.settings(config.engine, config, target, 500, 8)
     assert {name: arguments[name] for name in given} == given
     assert arguments["device_ids"] == [0, 1, 2, 3, 4, 5]
     names = {field.name for field in dataclasses.fields(config.engine)}
@@ -152,12 +152,12 @@ def test_chains_that_fit_at_full_length(chains, requests, width, expected):
 
 @pytest.mark.parametrize(("slots", "expected"), [("null", 5), ("9", 9)])
 def test_the_memory_chooses_the_number_of_chains_by_default(make_config, monkeypatch, slots, expected):
-    monkeypatch.setattr(core, "shared", lambda settings: SimpleNamespace(settings=settings, capacity=lambda: 5.5,
+    monkeypatch.setattr(core, "shared", lambda settings: SimpleNamespace(arguments=settings, capacity=lambda: 5.5,
                                                                        stop_at=lambda stops: None))
     config = make_config(*SMALL, f"hardware.num_slots={slots}")
     engine = config.engine.start(config, config.engine.load(config, "cpu"), 20, 40)
     assert engine._num_chains == expected
-    assert engine._core.settings.max_num_seqs == min(40, 9 if slots == "9" else 256)
+    assert engine._core.arguments["max_num_seqs"] == min(40, 9 if slots == "9" else 256)
 
 
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
@@ -172,14 +172,13 @@ def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=2", "model.dtype=bfloat16")
     target = config.engine.load(config, "cpu")._replace(device="cuda:1")
     settings = starting.settings(config.engine, config, target, 500, 8)
-    assert settings.device_ids == (2, 3)
-    assert settings.kv_cache_bytes is None  # vLLM takes what gpu_memory_utilization leaves
-    arguments = settings.arguments()
-    assert arguments["hf_overrides"] == {"head_dtype": "float32"}
-    assert (arguments["tensor_parallel_size"], arguments["gpu_memory_utilization"]) == (2, 0.9)
-    assert not arguments["trust_remote_code"]
-    assert arguments["generation_config"] == "vllm"
-    assert arguments["additional_config"][CONFIG]["forbidden"] == list(target.forbidden)
+    assert settings["device_ids"] == [2, 3]
+    assert settings["kv_cache_memory_bytes"] is None  # vLLM takes what gpu_memory_utilization leaves
+    assert settings["hf_overrides"] == {"head_dtype": "float32"}
+    assert (settings["tensor_parallel_size"], settings["gpu_memory_utilization"]) == (2, 0.9)
+    assert not settings["trust_remote_code"]
+    assert settings["generation_config"] == "vllm"
+    assert settings["additional_config"][CONFIG]["forbidden"] == list(target.forbidden)
 
 
 def test_a_group_that_the_machine_has_not_is_refused(make_config, monkeypatch):
@@ -194,16 +193,17 @@ def test_a_group_that_the_machine_has_not_is_refused(make_config, monkeypatch):
 def test_memory_gb_is_the_memory_of_keys_and_values(make_config):
     config = make_config(*SMALL, "hardware.memory_gb=1.5")
     settings = starting.settings(config.engine, config, config.engine.load(config, "cpu"), 500, 8)
-    assert settings.kv_cache_bytes == 1_500_000_000
-    assert settings.device_ids is None
-    assert dict(settings.more)["enforce_eager"] is True
+    assert settings["kv_cache_memory_bytes"] == 1_500_000_000
+    assert "device_ids" not in settings
+    assert settings["enforce_eager"] is True
 
 
 def test_the_default_on_a_cpu_is_what_the_chains_need(make_config, monkeypatch):
     """Twice all requests at full length in whole blocks; a share of the free memory where that is less."""
     def found(*overrides, length=500, requests=8):
         config = make_config(*SMALL, *overrides)
-        return starting.settings(config.engine, config, config.engine.load(config, "cpu"), length, requests).kv_cache_bytes
+        target = config.engine.load(config, "cpu")
+        return starting.settings(config.engine, config, target, length, requests)["kv_cache_memory_bytes"]
 
     monkeypatch.setattr(starting.machine, "free_memory", lambda: 10**9)
     each = found(length=32, requests=1) // (2 * 32)
@@ -227,8 +227,8 @@ def test_a_blend_becomes_a_model_class_of_its_families(make_config):
     config = make_config(*SMALL, "blend=layer", "blend.layer=-2")
     target = config.engine.load(config, "cpu")
     settings = starting.settings(config.engine, config, target, 500, 8)
-    assert settings.arguments()["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
-    assert settings.arguments()["additional_config"][CONFIG]["blend"] == {
+    assert settings["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
+    assert settings["additional_config"][CONFIG]["blend"] == {
         "name": "layer", "beta": config.blend.beta, "layer": -2, "norm": "none", "direction": "layer"}
     target.config.architectures = ["GPT2LMHeadModel"]
     with pytest.raises(UserError, match=r"model.path: given 'GPT2LMHeadModel'; allowed: a checkpoint of LlamaForCausalLM"):
@@ -238,16 +238,15 @@ def test_a_blend_becomes_a_model_class_of_its_families(make_config):
 def test_equal_settings_share_an_engine(monkeypatch):
     class Engine:
         def __init__(self, settings):
-            self.settings, self.closed = settings, False
+            self.arguments, self.closed = settings, False
 
         def close(self):
             self.closed = True
 
     monkeypatch.setattr(core, "VllmCore", Engine)
-    settings = VllmSettings("folder", "float32", 100, 4, ())
-    first = core.shared(settings)
-    assert core.shared(VllmSettings("folder", "float32", 100, 4, ())) is first
-    other = core.shared(settings._replace(max_model_len=200))
+    first = core.shared(arguments("folder", "float32", 100, 4, ()))
+    assert core.shared(arguments("folder", "float32", 100, 4, ())) is first
+    other = core.shared(arguments("folder", "float32", 200, 4, ()))
     assert first.closed
     assert other is not first
     core.close_shared()
@@ -282,7 +281,7 @@ class FailingEngine:
 def test_a_failure_of_a_step_is_one_line_and_ends_the_engine(monkeypatch, error, codes, line):
     monkeypatch.setattr(core, "_patience", lambda: 300.0)
     failing = core.VllmCore.__new__(core.VllmCore)
-    failing.settings, failing._has_failed = VllmSettings("folder", "float32", 9, 1, ()), False
+    failing._has_failed = False
     engine = failing._engine = FailingEngine(error, codes)
     monkeypatch.setattr(core, "_shared", [failing])
     with pytest.raises(UserError) as raised:

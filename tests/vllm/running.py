@@ -11,7 +11,7 @@ import numpy as np
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.vllm.core import VllmEngine, VllmSettings, shared
+from dflash_mcmc.engine.vllm.core import VllmEngine, arguments, shared
 from dflash_mcmc.types import ChainResult
 
 TOLERANCE = 1e-4
@@ -33,8 +33,8 @@ def saved(model: LanguageModel, folder: Path) -> UnloadedTarget:
 def engine_of(target: UnloadedTarget, num_chains: int = 16, skip_identical: bool = True, **changes) -> VllmEngine:
     """An engine on the CPU. The same settings share a loaded model."""
     values = dict(model=str(target.folder), dtype=target.dtype, max_model_len=target.max_positions, max_num_seqs=16,
-                  forbidden=target.forbidden, kv_cache_bytes=100_000_000, more=(("block_size", 32), ("enforce_eager", True)))
-    return VllmEngine(target, shared(VllmSettings(**{**values, **changes})), num_chains, skip_identical)
+                  forbidden=target.forbidden, kv_cache_bytes=100_000_000, block_size=32, enforce_eager=True)
+    return VllmEngine(target, shared(arguments(**{**values, **changes})), num_chains, skip_identical)
 
 
 class Comparison(NamedTuple):

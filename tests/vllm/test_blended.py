@@ -35,7 +35,7 @@ def test_logits_are_those_of_slots(tmp_path, family, blend):
     chains = [(index, drawn_and_scored(prompt, Key(index))) for index, prompt in enumerate(PROMPTS)]
     again = [(index, drawn_and_scored(prompt, Key(index))) for index, prompt in enumerate(PROMPTS)]
     expected = {done.tag: done for done in BatchedEngine(LanguageModel(model, stop_ids=STOPS), chosen, 4, 170).run(chains)}
-    fields = tuple({**dataclasses.asdict(chosen), "name": name_of(chosen)}.items())
+    fields = {**dataclasses.asdict(chosen), "name": name_of(chosen)}
     engine = engine_of(target, blend=fields, architecture=BLENDED[model.config.architectures[0]])
     found = Comparison.of({done.tag: done for done in engine.run(again)}, lambda tag: expected[tag].result)
     assert (found.equal, found.chains) == (len(PROMPTS), len(PROMPTS))

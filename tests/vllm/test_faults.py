@@ -106,8 +106,7 @@ def test_weights_that_are_not_numbers_fail_each_chain_with_one_line(tmp_path):
 
 def test_what_vllm_refuses_is_one_line(tmp_path):
     target = target_of(random_model("qwen3", **WIDE), tmp_path, STOPS)
-    for changes in (dict(more=(("quantization", "nonsense"),)), dict(more=(("kv_cache_dtype", "int3"),)),
-                    dict(kv_cache_bytes=10)):
+    for changes in (dict(quantization="nonsense"), dict(kv_cache_dtype="int3"), dict(kv_cache_bytes=10)):
         with pytest.raises(UserError, match="engine: vLLM refuses") as error:
             engine_of(target, **changes)
         assert "\n" not in str(error.value)

@@ -16,9 +16,8 @@ from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 from tests.vllm.test_blended import WIDE
 from tests.vllm.test_families import random_of
 
-EAGER = (("block_size", 32), ("enforce_eager", True))
-TENSOR = (("tensor_parallel_size", 2),)
-WAYS = {"tensor": ("qwen3", TENSOR), "pipeline": ("qwen3", (("pipeline_parallel_size", 2),)), "experts": ("qwen3_moe", TENSOR)}
+TENSOR = {"tensor_parallel_size": 2}
+WAYS = {"tensor": ("qwen3", TENSOR), "pipeline": ("qwen3", {"pipeline_parallel_size": 2}), "experts": ("qwen3_moe", TENSOR)}
 """A model and what is shared. With experts each process has a part of each one: vLLM has no whole ones on a CPU."""
 
 
@@ -44,7 +43,7 @@ def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
                 for index, prompt in enumerate(PROMPTS[:2])]
 
     one = {done.tag: done for done in engine_of(target).run(chains())}
-    two = {done.tag: done for done in engine_of(target, more=EAGER + shared).run(chains())}
+    two = {done.tag: done for done in engine_of(target, **shared).run(chains())}
     workers = workers_of(psutil.Process())
     assert len(workers) == 2
     core.close_shared()

@@ -31,7 +31,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -291,12 +291,6 @@ class EngineSteps(NamedTuple):
         """The model of a `ModelDrafter`."""
         return [self.drafter.model] if isinstance(self.drafter, ModelDrafter) else []
 
-    def key(self) -> tuple:
-        """Equal for steps with the same bits, in this process."""
-        network = self.network
-        return (self.reach, type(self.drafter), None if network is None else weakref.ref(network), self.rule,
-                self.few_rows, torch.get_num_threads())
-
 
 @torch.inference_mode()
 def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> bool:
@@ -307,7 +301,9 @@ def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> 
     """
     if implementation != ATTENTION or not fits(model, steps.drafter):
         return False
-    agreed, key = _KNOWN.setdefault(model.decoder, {}), steps.key()
+    network = None if steps.network is None else weakref.ref(steps.network)
+    key = steps.reach, type(steps.drafter), network, steps.rule, steps.few_rows, torch.get_num_threads()
+    agreed = _KNOWN.setdefault(model.decoder, {})
     if key not in agreed:
         with ExitStack() as stack:
             for each in sorted((model, *steps.models), key=lambda each: id(each.turn)):  # as in `ModelRunner.ready`
@@ -362,13 +358,10 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     # What a model that drafts keeps is not compared, since its proposal writes the token before the anchor.
     runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion and not drafting else None,
                          drafting=drafting[0] if drafting else None)
-    step = _Step(runner, steps, cache, sequences, anchors)
     with runner.ready(steps.few_rows):
-        expected = list(step.numbers(ROWS))
-        for count in _FEW_ROWS:
-            if not _same(step.numbers(count), expected, count):
-                return False
-    return True
+        expected = list(_numbers(runner, steps, cache, sequences, anchors))
+        return all(_same(_numbers(runner, steps, cache, sequences[:count], anchors[:count]), expected, count)
+                   for count in _FEW_ROWS)
 
 
 def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
@@ -396,56 +389,37 @@ def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
     return True
 
 
-class _Step:
-    """A step of the first slots. It writes a position of the cache before it reads it, so that it can be repeated.
+def _numbers(runner: ModelRunner, steps: EngineSteps, cache: KVCache, sequences: torch.Tensor,
+             anchors: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All numbers of a step of the first slots, each (slots, ...): of forwards, and of a proposal of the draft.
+
+    A position of the cache is written before it is read, so that a step can be repeated.
 
     Args:
-        sequences: int64 (9, length), the tokens of the slots.
-        anchors: int64 (9,), positions of the tokens that are fed first.
+        sequences: int64 (slots, length), the tokens of the slots.
+        anchors: int64 (slots,), positions of the tokens that are fed first.
     """
-
-    def __init__(self, runner: ModelRunner, steps: EngineSteps, cache: KVCache, sequences: torch.Tensor,
-                 anchors: torch.Tensor):
-        self._runner, self._steps, self._cache = runner, steps, cache
-        self._sequences, self._anchors = sequences, anchors
-
-    def numbers(self, count: int) -> Iterator[torch.Tensor]:
-        """All numbers of the step, each (count, ...)."""
-        for tokens in sorted({1, self._steps.reach}):
-            yield from self._verified(count, tokens)
-        if self._steps.drafter is not None:
-            yield from self._drafted(count)
-
-    def _verified(self, count: int, tokens: int) -> Iterator[torch.Tensor]:
-        """States, features and logits of a forward, and what the draft keeps of it."""
-        positions = self._anchors[:count, None] + torch.arange(tokens)
-        fed = self._sequences[:count].gather(1, positions)
-        hidden = self._forward(fed, positions)
+    count, rows, drafter, collected = len(anchors), slice(0, len(anchors)), steps.drafter, list[torch.Tensor]()
+    for tokens in sorted({1, steps.reach}):
+        positions = anchors[:, None] + torch.arange(tokens)
+        hidden = runner.forward(cache, rows, sequences.gather(1, positions), positions, cache.length)
         yield hidden
-        yield self._runner.model.logits(hidden.flatten(0, 1)).view(count, tokens, -1)
-        if self._runner.drafter is not None:
-            yield from (kept.transpose(0, 1) for kept in self._cache.drafts.at(slice(0, count), positions))
+        yield runner.model.logits(hidden.flatten(0, 1)).view(count, tokens, -1)
+        if runner.drafter is not None:  # what the draft keeps of the forward
+            yield from (kept.transpose(0, 1) for kept in cache.drafts.at(rows, positions))
+    if drafter is None:
+        return
 
-    def _drafted(self, count: int) -> Iterator[torch.Tensor]:
-        """The logits of a proposal, and the states of a block for rows that are not the first ones of a cache."""
-        drafter, collected = self._steps.drafter, list[torch.Tensor]()
-        assert drafter is not None
+    def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
+        collected.append(logits)
+        return logits.flatten(0, 1).argmax(dim=-1).view(count, -1)
 
-        def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
-            collected.append(logits)
-            return logits.flatten(0, 1).argmax(dim=-1).view(count, -1)
-
-        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return self._runner.draft_logits(self._cache, slice(0, count), tokens, positions, self._cache.length)
-
-        at = Anchors(slice(0, count), self._cache, self._sequences, self._anchors[:count], self._cache.length, forward)
-        yield drafter.propose(at, draw)
-        yield from collected
-        if isinstance(drafter, DFlashDrafter):
-            yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
-
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
+    forward = partial(runner.draft_logits, cache, rows, key_length=cache.length)
+    at = Anchors(rows, cache, sequences, anchors, cache.length, forward)
+    yield drafter.propose(at, draw)
+    yield from collected
+    if isinstance(drafter, DFlashDrafter):  # the states of a block for rows that are not the first ones of a cache
+        yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
 
 
 def _same(few, many, count: int) -> bool:

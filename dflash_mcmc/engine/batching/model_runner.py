@@ -221,14 +221,22 @@ class ModelRunner:
             replay(self.model.recurrent_nets, cache, np.array(rows), np.array(positions))
 
     def read(self, cache: KVCache, spans: Sequence[Span]) -> int:
-        """Reads spans piece by piece; pieces of the same size share a forward. Returns the number of forwards."""
-        waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
+        """Reads spans piece by piece. Returns the number of forwards."""
         forwards = 0
-        while waiting := [(span, todo) for span, todo in waiting if todo]:
-            size = waiting[0][1][0][1]
-            self.states(cache, [span._replace(start=todo.pop(0)[0]) for span, todo in waiting if todo[0][1] == size], size)
+        for size, pieces in self.pieces(spans, len(spans)):
+            self.states(cache, [piece for _, piece in pieces], size)
             forwards += 1
         return forwards
+
+    def pieces(self, spans: Sequence[Span], most_rows: int) -> Iterator[tuple[int, list[tuple[int, Span]]]]:
+        """The forwards that read spans: for each the size, and (number of a span, what is left of it). Pieces of the same
+        size share a forward of at most `most_rows`.
+        """
+        todo = [list(chunks(span.start, span.stop, self.prefill_chunk)) for span in spans]
+        while waiting := [number for number, left in enumerate(todo) if left]:
+            size = todo[waiting[0]][0][1]
+            together = [number for number in waiting if todo[number][0][1] == size][:most_rows]
+            yield size, [(number, spans[number]._replace(start=todo[number].pop(0)[0])) for number in together]
 
     def states(self, cache: KVCache, spans: Sequence[Span], size: int) -> torch.Tensor:
         """Reads the first `size` tokens of spans of different rows in one forward.
@@ -276,20 +284,6 @@ class ModelRunner:
                         cast("DFlashDrafter", self.grid.drafter).logits(cast("torch.Tensor", said.hidden)))
             logits["draft"] = torch.where(said.inside[:, None], of_draft, mixed)
         return logits
-
-    def logits_of(self, cache: KVCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
-                  sources: Collection[str]) -> dict[str, torch.Tensor]:
-        """Logits after the first tokens of a span, (tokens, vocabulary).
-
-        Args:
-            origin: position of the first generated token.
-            hidden, tapped: (size, width), the row of `states` and of `tapped`, padding included.
-        """
-        count = min(len(hidden), span.stop - span.start)
-        said = None
-        if self.grid and self.drafts(sources):
-            said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count)
-        return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
 
 
 def _first(positions: torch.Tensor, window: int | None, skipped: torch.Tensor | None) -> torch.Tensor | None:
@@ -371,48 +365,29 @@ class PromptReader:
         self._cache.clear()
 
 
-class ScoreRequest(NamedTuple):
-    """A score of a row.
-
-    Attributes:
-        row: this row of the cache holds the tokens before the scored ones, except the last of them.
-        sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
-    """
-
-    row: int
-    score: Score
-    sequence: np.ndarray
-
-    def span(self) -> Span:
-        """The tokens to read. The first logits are at the position before the first scored token."""
-        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1,
-                    self.score.trajectory.prompt)
-
-
 Scored: TypeAlias = tuple[np.ndarray, ...]
 """(log p, log q, intervals, columns) of scored tokens."""
 
 
-def scores(runner: ModelRunner, cache: KVCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
+def scores(runner: ModelRunner, cache: KVCache, asked: Sequence[tuple[Span, Score]], most_rows: int) -> list[Scored | None]:
     """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
 
     None is for a score with logits or processed logits that are not finite.
 
     Args:
+        asked: scores, each with the span of the tokens before the scored ones. Their keys and values are missing, but for
+            those before the span.
         most_rows: rows of a forward.
     """
-    spans = [each.span() for each in asked]
-    todo = [list(chunks(span.start, span.stop, runner.prefill_chunk)) for span in spans]
     scored: list[list[Scored] | None] = [[] for _ in asked]
-    while waiting := [index for index, left in enumerate(todo) if left and scored[index] is not None]:
-        size = todo[waiting[0]][0][1]
-        together = [index for index in waiting if todo[index][0][1] == size][:most_rows]
-        pieces = [spans[index]._replace(start=todo[index].pop(0)[0]) for index in together]
-        hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
-        for row, (index, piece) in enumerate(zip(together, pieces, strict=True)):
-            score, own = asked[index].score, scored[index]
-            logits = runner.logits_of(cache, piece, len(score.trajectory.prompt), hidden[row],
-                                      [state[row] for state in tapped], {score.source})
+    for size, pieces in runner.pieces([span for span, _ in asked], most_rows):
+        hidden, tapped = runner.states(cache, [piece for _, piece in pieces], size), list(runner.tapped)
+        for row, (index, piece) in enumerate(pieces):
+            score, own, said = asked[index][1], scored[index], None
+            count = min(size, piece.stop - piece.start)
+            if runner.grid and runner.drafts({score.source}):
+                said = runner.grid.along(cache, piece.row, piece.sequence, len(score.trajectory.prompt), piece.start, count)
+            logits = runner.logits(hidden[row, :count], [state[row, :count] for state in tapped], {score.source}, said)
             new = _scored_piece(logits, score, piece.sequence, piece.start)
             if new is None or own is None:
                 scored[index] = None

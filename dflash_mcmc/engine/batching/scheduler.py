@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching.cache import chunks
 from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, Slot, SlotMemory, prepare
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
-from dflash_mcmc.engine.batching.model_runner import ScoreRequest, scores
+from dflash_mcmc.engine.batching.model_runner import Span, scores
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Limit, Start, Status, num_columns, split_columns
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
@@ -258,23 +258,22 @@ class Scheduler(ChainPool):
         """Teacher-forces tokens after the trajectories of slots that have rows. Those that are no numbers end their chains."""
         asked = []
         for slot in slots:
-            assert isinstance(slot.operation, Score)
-            sequence = np.concatenate([slot.operation.trajectory.sequence, np.asarray(slot.operation.tokens, np.int64)])
-            asked.append(ScoreRequest(slot.place, slot.operation, sequence))
+            score = slot.operation
+            assert isinstance(score, Score)
+            sequence = np.concatenate([score.trajectory.sequence, np.asarray(score.tokens, np.int64)])
+            first, last = score.trajectory.sequence_length - 1, len(sequence) - 1  # a token is scored by the logits before it
+            asked.append((Span(slot.place, sequence, first, last, score.trajectory.prompt), score))
+            slot.chain.charge(slot.number, target_forwards=len(list(chunks(first, last, self._options.prefill_chunk))))
             self._memory.reserve(len(sequence))
             self._memory.fill(slot)
         self._memory.read()
-        for slot, each in zip(slots, asked, strict=True):
-            span = each.span()
-            pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
-            slot.chain.charge(slot.number, target_forwards=len(pieces))
         # The plan of the memory has room for as many rows of a forward as prompts are read ahead.
         scored = scores(self._runner, self._memory.cache, asked, self._options.read_ahead)
         answered = list[Slot]()
-        for slot, (_, score, sequence), result in zip(slots, asked, scored, strict=True):
+        for slot, (span, score), result in zip(slots, asked, scored, strict=True):
             if result is None:
                 continue
-            origin, start, blocks = len(score.trajectory.prompt), len(sequence) - len(score.tokens), 0
+            sequence, origin, start, blocks = span.sequence, len(score.trajectory.prompt), span.start + 1, 0
             slot.contents.hold(sequence[:-1])
             if self._grid and self._runner.drafts({score.source}):
                 blocks = self._grid.num_blocks(origin, start, len(sequence))

@@ -1,11 +1,4 @@
-"""Drafters propose the tokens of a block for the rows of a KV cache.
-
-A drafter has
-    num_drafted: n, tokens of a block.
-    target_forwards: number of forwards of the target to draft a block, without the one that verifies it.
-    reads_tokens: whether it reads tokens before the anchor.
-    tapped_layers: decoder layers of the target whose outputs it needs for every token.
-    companion: CacheShape of its own cache, with an entry for every token; None without a cache.
+"""Drafters propose the tokens of a block for the rows of a KV cache. `Drafter` lists what each of them has.
 
 A `BlockGrid` has the draft's hidden states for every token, on a grid of blocks that depends only on the sequence
 (`ops.grid_slot`). The hidden states of a block are computed once, when its anchor is fed, and kept for the row until the
@@ -86,13 +79,18 @@ class Anchors(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes blocks; see the module's docstring."""
+    """Proposes blocks. The defaults are those of a drafter that reads the anchor alone, and keeps nothing of a token."""
 
     num_drafted: int
-    target_forwards: int
-    reads_tokens: bool
-    tapped_layers: tuple[int, ...]
-    companion: CacheShape | None
+    """n, tokens of a block."""
+    target_forwards: int = 0
+    """Forwards of the target to draft a block, without the one that verifies it."""
+    reads_tokens: bool = False
+    """Whether it reads tokens before the anchor."""
+    tapped_layers: tuple[int, ...] = ()
+    """Decoder layers of the target whose outputs it needs for every token."""
+    companion: CacheShape | None = None
+    """Shape of its own cache, with an entry for every token; None without a cache."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
@@ -104,20 +102,10 @@ class Drafter(Protocol):
         Args:
             features: outputs of the tapped layers, each (rows, queries, width).
         """
+        return  # a drafter without a cache stores nothing
 
 
-class Featureless:
-    """Base class of drafters that read no features."""
-
-    tapped_layers: tuple[int, ...] = ()
-    companion: CacheShape | None = None
-
-    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-               features: Sequence[torch.Tensor]) -> None:
-        """Stores nothing."""
-
-
-class DFlashDrafter:
+class DFlashDrafter(Drafter):
     """Drafts all tokens of a block in one forward of the network, given the target's features of earlier tokens.
 
     Args:
@@ -126,8 +114,6 @@ class DFlashDrafter:
         block_size: number of tokens in a block, the anchor included; at most the network's block size.
     """
 
-    target_forwards, reads_tokens = 0, False
-    companion: CacheShape | None
     is_parallel = True
     """Whether `hidden` depends on the anchor and the tokens before it alone, and not on those of the block."""
 
@@ -346,10 +332,8 @@ class EagleDrafter(DFlashDrafter):
         return entry_shape(self.network.shape, self.dtype).value_dim
 
 
-class SelfDrafter(Featureless):
+class SelfDrafter(Drafter):
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
-
-    reads_tokens = False
 
     def __init__(self, num_drafted: int):
         self.num_drafted = self.target_forwards = num_drafted
@@ -362,7 +346,7 @@ class SelfDrafter(Featureless):
         return torch.stack(drafted, dim=1)
 
 
-class ModelDrafter(Featureless):
+class ModelDrafter(Drafter):
     """Another causal language model as the draft, token by token; its law of a token is that after all tokens before it.
 
     It reads each token that the target reads, by the engine, except blocks: their tokens it has read when it drafted them, but
@@ -373,52 +357,37 @@ class ModelDrafter(Featureless):
         num_drafted: tokens of a block.
     """
 
-    target_forwards, reads_tokens = 0, True
+    reads_tokens = True
 
     def __init__(self, model: LanguageModel, num_drafted: int):
         self.model, self.num_drafted, self.companion = model, num_drafted, model.cache_shape
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
-        forward, fed, at = self._start(anchors)
-        drafted = list[torch.Tensor]()
-        for slot in range(self.num_drafted):
-            fed = draw(forward(fed, at)[:, None], slot)
-            drafted.append(fed[:, 0])
-            at = anchors.position[:, None] + slot + 1
-        return torch.stack(drafted, dim=1)
-
-    def _start(self, anchors: Anchors) -> tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor]:
         before = (anchors.position - 1).clamp(min=0)
         if anchors.live is not None:
             before = torch.where(anchors.live, before, anchors.position)
         at = torch.stack([before, anchors.position], dim=1)
-        return anchors.forward, anchors.tokens[anchors.rows].gather(1, at), at
+        fed, drafted = anchors.tokens[anchors.rows].gather(1, at), list[torch.Tensor]()
+        for slot in range(self.num_drafted):
+            fed = draw(anchors.forward(fed, at)[:, None], slot)
+            drafted.append(fed[:, 0])
+            at = anchors.position[:, None] + slot + 1
+        return torch.stack(drafted, dim=1)
 
 
-class NgramDrafter(Featureless):
+class NgramDrafter(Drafter):
     """Drafts the tokens that followed an earlier occurrence of the latest tokens (prompt lookup decoding).
 
     It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens = 0, True
+    reads_tokens = True
 
     def __init__(self, num_drafted: int, longest: int):
         self.num_drafted, self.longest = num_drafted, longest
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
-        tokens, scores = self._scores(anchors)
-        position, best = anchors.position[:, None], scores.amax(dim=1, keepdim=True)
-        last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
-        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % (position - last)
-        return torch.where(best >= 0, tokens.gather(1, last + 1 + ahead), tokens.gather(1, position))
-
-    def _scores(self, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows' tokens, and the scores of the occurrences that end at each of them, int64 (rows, length); -1 for none.
-
-        A longer occurrence has a higher score, and a later one among those of a length.
-        """
         position = anchors.position[:, None]
         tokens = anchors.tokens[anchors.rows, : anchors.key_length]
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -429,7 +398,11 @@ class NgramDrafter(Featureless):
             same = tokens.gather(1, there.clamp(min=0).expand_as(tokens)) == tokens.gather(1, here.clamp(min=0))
             unbroken = unbroken & same & (there >= 0)
             length = length + unbroken
-        return tokens, (length * tokens.shape[1] + index).where(length > 0, -1)
+        # A longer occurrence has a higher score, and a later one among those of a length.
+        best = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
+        last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
+        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % (position - last)
+        return torch.where(best >= 0, tokens.gather(1, last + 1 + ahead), tokens.gather(1, position))
 
 
 _NO_ANCHOR = -1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import itertools
 import math
 import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +28,14 @@ from dflash_mcmc.types import Trajectory
 _PLUGIN = "dflash_mcmc.engine.vllm.plugin"
 
 
-class VllmSettings(NamedTuple):
-    """Values for vLLM's engine. Two equal settings can share an engine.
+def arguments(model: str, dtype: str, max_model_len: int, max_num_seqs: int, forbidden: Sequence[int], *,
+              kv_cache_bytes: int | None = None, device_ids: Sequence[int] | None = None, float32_head: bool = False,
+              blend: Mapping[str, Any] | None = None, architecture: str | None = None, **more: Any) -> dict[str, Any]:
+    """Arguments of vLLM's `EngineArgs`. Two equal ones can share an engine.
 
-    Attributes:
+    The token is drawn by the logits processor. Asynchronous scheduling would hide earlier tokens from it.
+
+    Args:
         model: folder of the checkpoint.
         dtype: precision of weights and activations.
         max_model_len: longest sequence, prompt included.
@@ -39,41 +44,22 @@ class VllmSettings(NamedTuple):
         kv_cache_bytes: memory for keys and values on each device; None lets vLLM take what its share leaves.
         device_ids: numbers of the GPUs; None on a CPU.
         float32_head: whether logits are computed in float32.
-        blend: name and fields of a blend; empty without one.
+        blend: name and fields of a blend; None without one.
         architecture: the name of the model class that mixes it; None without a blend.
-        more: further arguments of vLLM's engine, by name.
+        more: further arguments, by name.
     """
-
-    model: str
-    dtype: str
-    max_model_len: int
-    max_num_seqs: int
-    forbidden: tuple[int, ...]
-    kv_cache_bytes: int | None = None
-    device_ids: tuple[int, ...] | None = None
-    float32_head: bool = False
-    blend: tuple[tuple[str, Any], ...] = ()
-    architecture: str | None = None
-    more: tuple[tuple[str, Any], ...] = ()
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM's `EngineArgs`.
-
-        The token is drawn by the logits processor. Asynchronous scheduling would hide earlier tokens from it.
-        """
-        overrides: dict[str, Any] = {"head_dtype": "float32"} if self.float32_head else {}
-        if self.architecture is not None:
-            overrides["architectures"] = [self.architecture]
-        values = dict(
-            model=self.model, dtype=self.dtype, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs, seed=0,
-            skip_tokenizer_init=True, generation_config="vllm", trust_remote_code=False, async_scheduling=False,
-            disable_log_stats=True, enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:DrawingProcessor"],
-            worker_extension_cls=f"{_PLUGIN}.Extension", kv_cache_memory_bytes=self.kv_cache_bytes,
-            additional_config={CONFIG: {"forbidden": list(self.forbidden), "blend": dict(self.blend)}},
-            hf_overrides=overrides, limit_mm_per_prompt={}, **dict(self.more))
-        if self.device_ids is not None:
-            values["device_ids"] = list(self.device_ids)
-        return values
+    overrides: dict[str, Any] = {"head_dtype": "float32"} if float32_head else {}
+    if architecture is not None:
+        overrides["architectures"] = [architecture]
+    if device_ids is not None:
+        more["device_ids"] = list(device_ids)
+    return dict(
+        model=model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=0, skip_tokenizer_init=True,
+        generation_config="vllm", trust_remote_code=False, async_scheduling=False, disable_log_stats=True,
+        enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:DrawingProcessor"],
+        worker_extension_cls=f"{_PLUGIN}.Extension", kv_cache_memory_bytes=kv_cache_bytes,
+        additional_config={CONFIG: {"forbidden": list(forbidden), "blend": dict(blend or {})}}, hf_overrides=overrides,
+        limit_mm_per_prompt={}, **more)
 
 
 def prepare_environment() -> None:
@@ -103,31 +89,30 @@ class EndedRequest(NamedTuple):
 
 
 class VllmCore:
-    """vLLM's engine. Raises UserError for what vLLM refuses."""
+    """vLLM's engine, by its `arguments`. Raises UserError for what vLLM refuses."""
 
-    def __init__(self, settings: VllmSettings):
-        self.settings, self._has_failed = settings, False
+    def __init__(self, given: dict[str, Any]):
+        self.arguments, self._has_failed = given, False
         prepare_environment()
         try:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            if settings.blend:
+            if given["additional_config"][CONFIG]["blend"]:
                 from dflash_mcmc.engine.vllm import plugin
 
                 plugin.register()
         except ImportError as error:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {reason_of(error, _LONGEST)}") from error
-        arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            if arguments.get("pipeline_parallel_size", 1) > 1:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**copy.deepcopy(given)))
+            if given.get("pipeline_parallel_size", 1) > 1:
                 self._engine.collective_rpc("dflash_mcmc_prepare")
         except Exception as error:
             if not is_refusal(error):
                 raise
-            raise UserError(f"engine: vLLM refuses {settings.model!r}: {reason_of(error, _LONGEST)}") from error
+            raise UserError(f"engine: vLLM refuses {given['model']!r}: {reason_of(error, _LONGEST)}") from error
         atexit.register(self.close)
 
     def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
@@ -220,12 +205,12 @@ class VllmCore:
 _shared: list[VllmCore] = []
 
 
-def shared(settings: VllmSettings) -> VllmCore:
-    """The engine with these settings. It stays loaded, so that the jobs of a sweep share it; another one replaces it."""
-    if _shared and _shared[0].settings != settings:
+def shared(given: dict[str, Any]) -> VllmCore:
+    """The engine with these `arguments`. It stays loaded, so that the jobs of a sweep share it; another one replaces it."""
+    if _shared and _shared[0].arguments != given:
         close_shared()
     if not _shared:
-        _shared.append(VllmCore(settings))
+        _shared.append(VllmCore(given))
     return _shared[0]
 
 

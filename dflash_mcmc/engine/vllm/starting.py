@@ -10,7 +10,7 @@ import torch
 from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
-from dflash_mcmc.engine.vllm.core import VllmSettings
+from dflash_mcmc.engine.vllm.core import arguments
 from dflash_mcmc.engine.vllm.drawing import BLENDED
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
@@ -68,8 +68,8 @@ def fitting(chains: int, requests: float, width: int) -> int:
 
 
 def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_model_len: int,
-             max_num_seqs: int) -> VllmSettings:
-    """What vLLM is started with. Raises ConfigError for what it cannot run on this device."""
+             max_num_seqs: int) -> dict[str, Any]:
+    """The `arguments` of vLLM. Raises ConfigError for what it cannot run on this device."""
     on_cpu, parts = target.device == "cpu", engine.tensor_parallel_size * engine.pipeline_parallel_size
     if on_cpu and engine.enable_expert_parallel and engine.tensor_parallel_size > 1:
         raise ConfigError("engine.enable_expert_parallel", True, "false on a CPU, where vLLM gives a worker the numbers of "
@@ -81,10 +81,10 @@ def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_m
         kv_cache_bytes = min(_CPU_MOST, int(machine.free_memory() * _CPU_SHARE))
         if (needed := cache_need(engine, target, max_model_len, max_num_seqs)) is not None:
             kv_cache_bytes = min(kv_cache_bytes, needed)
-    blend, architecture = tuple[tuple[str, Any], ...](), None
+    blend, architecture = dict[str, Any](), None
     if not config.blend.is_null:
         mixed: Any = config.blend
-        blend = (("name", name_of(mixed)), *dataclasses.asdict(mixed).items())
+        blend = {"name": name_of(mixed), **dataclasses.asdict(mixed)}
         name = (getattr(target.config, "architectures", None) or ["none"])[0]
         if (architecture := BLENDED.get(name)) is None:
             raise ConfigError("model.path", name, f"a checkpoint of {', '.join(BLENDED)} with a blend and engine=vllm, or "
@@ -98,13 +98,11 @@ def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_m
             raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", parts, most)
         device_ids = tuple(range(rank * parts, (rank + 1) * parts))
     same: dict[str, Any] = {name: getattr(engine, name) for name in _SAME}
-    more = {**same, "block_size": engine.block_size or (CPU_BLOCK if on_cpu else None),
-            "enforce_eager": engine.enforce_eager or on_cpu}  # a CPU always runs eagerly here
-    return VllmSettings(
-        model=str(target.folder), dtype=target.dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-        forbidden=target.forbidden, kv_cache_bytes=kv_cache_bytes, device_ids=device_ids,
-        float32_head=engine.float32_head and target.dtype != "float32", blend=blend, architecture=architecture,
-        more=tuple(more.items()))
+    return arguments(
+        str(target.folder), target.dtype, max_model_len, max_num_seqs, target.forbidden, kv_cache_bytes=kv_cache_bytes,
+        device_ids=device_ids, float32_head=engine.float32_head and target.dtype != "float32", blend=blend,
+        architecture=architecture, block_size=engine.block_size or (CPU_BLOCK if on_cpu else None),
+        enforce_eager=engine.enforce_eager or on_cpu, **same)  # a CPU always runs eagerly here
 
 
 def cache_need(engine: VllmFields, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:

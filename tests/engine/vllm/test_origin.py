@@ -9,10 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from dflash_mcmc.engine.vllm import core
-from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.errors import UserError
 
-SETTINGS = VllmSettings("folder", "float32", 100, 4, ())
 OURS, LIBRARY, VLLM = "dflash_mcmc.engine.vllm.drawing", "torch.nn.functional", "vllm.model_executor.models.some"
 
 
@@ -45,7 +43,7 @@ def start(monkeypatch):
                  "vllm.v1.engine": ModuleType("vllm.v1.engine")}
         for name, part in parts.items():
             monkeypatch.setitem(sys.modules, name, part)
-        core.VllmCore(SETTINGS)
+        core.VllmCore(core.arguments("folder", "float32", 100, 4, ()))
 
     monkeypatch.setattr(core, "prepare_environment", lambda: None)
     return begin
@@ -78,7 +76,7 @@ def test_an_argument_that_vllm_has_not_is_our_fault(start):
 def test_a_fault_in_a_step_ends_the_engine_too(monkeypatch, modules, kind):
     """A fault of the processor stays one. Anything else in a step, whatever its type, is one line."""
     made, closed = core.VllmCore.__new__(core.VllmCore), list[bool]()
-    made.settings, made._has_failed = SETTINGS, False
+    made._has_failed = False
     made._engine = SimpleNamespace(step=chain(ZeroDivisionError("by nothing"), *modules),
                                    engine_core=SimpleNamespace(shutdown=lambda: closed.append(True)))
     monkeypatch.setattr(core, "_shared", [made])
