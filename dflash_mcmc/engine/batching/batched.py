@@ -80,7 +80,7 @@ class GraphedSteps:
     """
 
     def __init__(self, stepper: Stepper, endings: Endings):
-        self._stepper, self.cost, self._endings, self._version = stepper, stepper.cost, endings, endings.tables.version
+        self._stepper, self.cost, self._endings, self._num_sets = stepper, stepper.cost, endings, endings.num_sets
         self.tokens_a_step, self.reach = stepper.tokens_a_step, stepper.reach
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -91,9 +91,9 @@ class GraphedSteps:
         if len(groups) > 1 or riders is not None or any(law.function for law in (groups[0].params, *groups[0].laws)):
             self._stepper.step(cache, state, batch, key_length, groups, riders)
             return
-        if self._version != self._endings.tables.version:
+        if self._num_sets != self._endings.num_sets:
             self._graphs.clear()
-            self._version = self._endings.tables.version
+            self._num_sets = self._endings.num_sets
         name = (batch, key_length, groups[0], state.has_floors, len(state.seen), len(state.counts), state.columns.shape[2])
         if name not in self._graphs:
             self._graphs[name] = self._capture(cache, state, batch, key_length, groups)

@@ -455,7 +455,7 @@ def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: E
     else:
         own, temperature = processed(logits, groups, 1, state.history(rows)).contiguous(), 1.0
         own_maxima = own.amax(dim=-1)
-    num_laws, parts, tables = 1 if own is logits and temperature == 1.0 else 2, triton.cdiv(size, _PART), endings.tables
+    num_laws, parts = 1 if own is logits and temperature == 1.0 else 2, triton.cdiv(size, _PART)
     blocks = parts * (_PART // _BLOCK.value)
     tokens, sums = state.tokens.new_empty(rows), state.uniforms.new_empty(num_laws, rows, blocks)
     _weigh[(rows, parts, num_laws)](logits, own, temperature, maxima, own_maxima, sums, size, _PART)
@@ -463,7 +463,7 @@ def drawn(state: Rows, logits: torch.Tensor, groups: Sequence[Group], endings: E
         logits, own, temperature, maxima, own_maxima, sums, state.uniforms, tokens, state.tokens, state.scores,
         state.seen.view(torch.uint8), state.counts, state.position, state.last, state.origin, state.status, state.rounds,
         state.fed, state.matched, state.alpha, state.weight, state.floor, state.log_length, endings.ids,
-        *(tables.tensors), size, state.tokens.shape[1], blocks, len(endings.ids), num_laws, state.has_floors,
-        tables.version > 0, len(state.seen) > 0, len(state.counts) > 0, triton.next_power_of_2(blocks),
+        *endings.tensors, size, state.tokens.shape[1], blocks, len(endings.ids), num_laws, state.has_floors,
+        endings.num_sets > 0, len(state.seen) > 0, len(state.counts) > 0, triton.next_power_of_2(blocks),
         max(2, triton.next_power_of_2(len(endings.ids))))
     return tokens

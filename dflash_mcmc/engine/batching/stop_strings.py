@@ -10,7 +10,7 @@ text ends with. Its steps are stored for whole tokens: `table[state, classes[tok
 with the same steps from every state are one class, and most tokens are in the class that leads to nothing. One look-up is all
 that a token costs. The state depends on the last bytes of the text alone, so it need not be kept with a trajectory.
 
-The tables of several sets of strings are joined as one (`StopTables`), so that each row of a batch can have a set of its own.
+The tables of several sets of strings are joined as one (`Endings`), so that each row of a batch can have a set of its own.
 A state belongs to a set. Two states belong to all sets: 0 of rows without strings, and 1 after a string was found. A row's
 set is therefore known by its state alone.
 """
@@ -117,7 +117,7 @@ def _check(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
                             "SentencePiece tokenizer")
 
 
-_NOTHING, _FOUND = 0, 1
+_NOTHING, FOUND = 0, 1
 _State = int
 
 
@@ -126,7 +126,6 @@ class StopStrings:
 
     Attributes:
         strings: the strings.
-        found: the state after a string was found.
         classes: int32 (vocabulary,), the class of each token.
         table: int32 (states, classes), the state after a token of a class.
 
@@ -134,8 +133,6 @@ class StopStrings:
         strings: at least one, each not empty. A string that is the text of a special token ends a sequence at this token.
         texts: the bytes of the tokens.
     """
-
-    found = _FOUND
 
     def __init__(self, strings: Sequence[str], texts: TokenTexts):
         self.strings, self._texts = tuple(strings), texts
@@ -161,7 +158,7 @@ class StopStrings:
 
     def ends(self, tokens: np.ndarray) -> bool:
         """Whether the last of these generated tokens is the first at which their text contains a string."""
-        return bool(len(tokens)) and self.state(tokens) == _FOUND
+        return bool(len(tokens)) and self.state(tokens) == FOUND
 
     def _compiled(self) -> tuple[np.ndarray, np.ndarray]:
         """(classes, table). Tokens are divided further with each state from which some of them lead elsewhere."""
@@ -169,7 +166,7 @@ class StopStrings:
         text, start = np.frombuffer(b"".join(self._texts.pieces), np.uint8), length.cumsum() - length
         usual = self._walked(_NOTHING, np.zeros(len(length), np.int32), text, start, length)
         changes = dict[_State, tuple[np.ndarray, np.ndarray]]()
-        for state in range(_FOUND + 1, len(self._steps)):
+        for state in range(FOUND + 1, len(self._steps)):
             after = self._walked(state, usual, text, start, length)
             tokens = np.flatnonzero(after != usual)
             changes[state] = tokens, after[tokens]
@@ -179,7 +176,7 @@ class StopStrings:
             classes[tokens] = classes.max() + 1 + mine
         _, places, classes = np.unique(classes, return_index=True, return_inverse=True)
         table = np.tile(usual[places], (len(self._steps), 1))
-        table[_FOUND] = _FOUND
+        table[FOUND] = FOUND
         for state, (tokens, after) in changes.items():
             table[state, classes[tokens]] = after
         return classes.astype(np.int32), table
@@ -199,7 +196,7 @@ class StopStrings:
                 apart = here != there
                 tokens, here, there = tokens[apart], here[apart], there[apart]
             place += 1
-        after[self._specials] = _FOUND
+        after[self._specials] = FOUND
         return after
 
 
@@ -216,7 +213,7 @@ def _steps(patterns: Sequence[bytes]) -> np.ndarray:
             node = children[node][byte]
         whole.add(node)
     steps = np.full((len(children), 256), _NOTHING, np.int32)
-    steps[_FOUND] = _FOUND
+    steps[FOUND] = FOUND
     shorter = [_NOTHING] * len(children)  # the longest proper ending of a node's text that is a beginning of a pattern
     level = [_NOTHING]
     while level:
@@ -226,74 +223,15 @@ def _steps(patterns: Sequence[bytes]) -> np.ndarray:
         for byte, child in children[node].items():
             shorter[child] = int(steps[shorter[node], byte]) if node != _NOTHING else _NOTHING
             if child in whole:
-                steps[node, byte] = _FOUND
+                steps[node, byte] = FOUND
             else:
                 steps[node, byte] = child
                 level.append(child)
     return steps
 
 
-_NONE, FOUND = 0, 1
-
-
-class StopTables:
-    """The joined tables on a device. Sets are added when they are first needed.
-
-    Attributes:
-        version: number of sets. The tensors are others after a set was added.
-    """
-
-    def __init__(self, device: torch.device):
-        import torch
-
-        self._device = device
-        self._offsets: dict[tuple[str, ...], int] = {}
-        self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 2))
-        self._steps[FOUND] = FOUND
-        self._vocabulary, self._row = (torch.tensor(values, device=device) for values in ([0, 0], [_NONE, FOUND]))
-
-    @property
-    def version(self) -> int:
-        """The number of sets."""
-        return len(self._offsets)
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """What `after` reads: places of a state's classes, classes of tokens, places of a state's row, and its states."""
-        return [self._vocabulary, self._classes, self._row, self._steps]
-
-    def state(self, strings: StopStrings | None, tokens: np.ndarray) -> int:
-        """The state of a row after generated tokens, int64 (n,). Adds the set of its strings if it is new."""
-        if strings is None:
-            return _NONE
-        if strings.strings not in self._offsets:
-            self._add(strings)
-        state = strings.state(tokens)
-        return FOUND if state == strings.found else self._offsets[strings.strings] + state
-
-    def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
-        classes = self._classes[self._vocabulary[states] + tokens]
-        return self._steps[self._row[states] + classes].long()
-
-    def _add(self, strings: StopStrings) -> None:
-        """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
-        import torch
-
-        if not self._offsets:  # rows without strings have one class for every token
-            self._classes = torch.zeros(len(strings.classes), dtype=torch.int32, device=self._device)
-        states, width = strings.table.shape
-        offset = self._offsets[strings.strings] = len(self._row)
-        table = np.where(strings.table == strings.found, FOUND, strings.table + offset).astype(np.int32)
-        rows = len(self._steps) + width * torch.arange(states, device=self._device)
-        self._vocabulary = torch.cat([self._vocabulary, torch.full_like(rows, len(self._classes))])
-        self._row = torch.cat([self._row, rows])
-        self._classes, self._steps = (torch.cat([old, torch.from_numpy(more).to(self._device)]) for old, more in (
-            (self._classes, strings.classes), (self._steps, table.ravel())))
-
-
 class Endings:
-    """Finds the tokens at which draws end. `tables` has the sets of stop strings of all draws so far.
+    """Finds the tokens at which draws end. The sets of stop strings are joined on a device, when they are first needed.
 
     Args:
         stop_ids: tokens that end a draw.
@@ -307,11 +245,51 @@ class Endings:
 
         self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
         self._stop_ids, self._strings, self._compiled = frozenset(stop_ids), strings, compiled
-        self.tables = StopTables(device)
+        self._offsets: dict[tuple[str, ...], int] = {}
+        self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 2))
+        self._steps[FOUND] = FOUND
+        self._vocabulary, self._row = (torch.tensor(values, device=device) for values in ([0, 0], [_NOTHING, FOUND]))
+
+    @property
+    def num_sets(self) -> int:
+        """The number of sets of strings so far. The tensors are others after a set was added."""
+        return len(self._offsets)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What `after` reads: places of a state's classes, classes of tokens, places of a state's row, and its states."""
+        return [self._vocabulary, self._classes, self._row, self._steps]
 
     def begin(self, operation: Operation, tokens: np.ndarray) -> int:
         """The state of the stop strings of a draw that continues generated tokens, int64 (n,)."""
-        return self.tables.state(self._strings_of(operation), tokens)
+        strings = self._strings_of(operation)
+        if strings is None:
+            return _NOTHING
+        if strings.strings not in self._offsets:
+            self._add(strings)
+        state = strings.state(tokens)
+        return FOUND if state == FOUND else self._offsets[strings.strings] + state
+
+    def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
+        classes = self._classes[self._vocabulary[states] + tokens]
+        return self._steps[self._row[states] + classes].long()
+
+    def _add(self, strings: StopStrings) -> None:
+        """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
+        import torch
+
+        device = self.ids.device
+        if not self._offsets:  # rows without strings have one class for every token
+            self._classes = torch.zeros(len(strings.classes), dtype=torch.int32, device=device)
+        states, width = strings.table.shape
+        offset = self._offsets[strings.strings] = len(self._row)
+        table = np.where(strings.table == FOUND, FOUND, strings.table + offset).astype(np.int32)
+        rows = len(self._steps) + width * torch.arange(states, device=device)
+        self._vocabulary = torch.cat([self._vocabulary, torch.full_like(rows, len(self._classes))])
+        self._row = torch.cat([self._row, rows])
+        self._classes, self._steps = (torch.cat([old, torch.from_numpy(more).to(device)]) for old, more in (
+            (self._classes, strings.classes), (self._steps, table.ravel())))
 
     def ended(self, operation: Operation, tokens: np.ndarray) -> bool:
         """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
@@ -327,11 +305,11 @@ class Endings:
         """
         import torch
 
-        if not self.tables.version:
+        if not self.num_sets:
             return None
         state, states = rows.matched[: len(tokens)], list[torch.Tensor]()
         for slot in range(tokens.shape[1]):
-            state = torch.where(offered[:, slot], self.tables.after(state, tokens[:, slot]), state)
+            state = torch.where(offered[:, slot], self.after(state, tokens[:, slot]), state)
             states.append(state)
         return torch.stack(states, dim=1)
 

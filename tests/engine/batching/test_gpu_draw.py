@@ -52,9 +52,11 @@ def rows_of(size: int, seed: int = 0, num_rows: int = ROWS, length: int = LENGTH
 
 def strings_of(endings: Endings, size: int) -> list[int]:
     """Adds a stop string: two tokens with ids that 3 divides. Returns the states of a row before it and inside it."""
-    strings: Any = SimpleNamespace(strings=("two",), classes=(np.arange(size) % 3 == 0).astype(np.int32), found=1,
+    strings: Any = SimpleNamespace(strings=("two",), classes=(np.arange(size) % 3 == 0).astype(np.int32),
                                    table=np.array([[0, 2], [1, 1], [0, 1]], dtype=np.int32), state=lambda tokens: len(tokens))
-    return [endings.tables.state(strings, np.zeros(tokens)) for tokens in (0, 2)]
+    endings._compiled = lambda stop: strings
+    draw: Any = SimpleNamespace(stop=strings.strings)
+    return [endings.begin(draw, np.zeros(tokens)) for tokens in (0, 2)]
 
 
 def both(logits: torch.Tensor, state: Rows, groups: list[Group], endings: Endings) -> list[Rows]:

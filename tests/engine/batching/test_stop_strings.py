@@ -17,11 +17,13 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.prompt_encoder import continuation
-from dflash_mcmc.engine.batching.stop_strings import FOUND, StopStrings, StopTables, TokenTexts, texts_of
+from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import cut
-from dflash_mcmc.ops import stopping
+from dflash_mcmc.ops import Draw, SamplingParams, stopping
+from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.types import Trajectory
 from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, TOLERANCE, chains, same
 from tests.engine.speculative.test_speculator import drafter, match, reject
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
@@ -72,7 +74,7 @@ def walked(stops: StopStrings, tokens) -> int | None:
     state = stops.state(np.array([], np.int64))
     for number, token in enumerate(tokens, start=1):
         state = int(stops.table[state, stops.classes[token]])
-        if state == stops.found:
+        if state == FOUND:
             return number
     return None
 
@@ -311,21 +313,27 @@ def test_chains_with_strings_of_their_own_share_a_batch(parts, reference, name, 
 
 def test_the_joined_table_is_that_of_each_set():
     """Rows of several sets, and a row without strings, that walk the same tokens; a set is added in between."""
-    stream, pieces = np.random.default_rng(4), (b"a", b"b", b"ab", b"ba", b"")
-    sets = [StopStrings(strings, TokenTexts(pieces, {})) for strings in (["aab"], ["bab", "abba"], ["aaaa", "bb"])]
-    tables = StopTables(torch.device("cpu"))
-    states = torch.tensor([tables.state(strings, np.array([], np.int64)) for strings in (None, *sets[:2])])
-    tokens = stream.integers(len(pieces), size=(60, 30))
+    stream, texts = np.random.default_rng(4), TokenTexts((b"a", b"b", b"ab", b"ba", b""), {})
+    sets = [StopStrings(strings, texts) for strings in (["aab"], ["bab", "abba"], ["aaaa", "bb"])]
+    endings = Endings((), None, torch.device("cpu"), lambda stop: StopStrings(stop, texts))
+
+    def begun(strings: StopStrings | None, tokens=()) -> int:
+        stop = () if strings is None else strings.strings
+        draw = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0), stop=stop)
+        return endings.begin(draw, np.array(tokens, np.int64))
+
+    states = torch.tensor([begun(strings) for strings in (None, *sets[:2])])
+    tokens = stream.integers(len(texts.pieces), size=(60, 30))
     for row in tokens:
         state, drawn = states.clone(), list[int]()
         for token in row.tolist():
-            state, drawn = tables.after(state, torch.full_like(state, token)), [*drawn, token]
+            state, drawn = endings.after(state, torch.full_like(state, token)), [*drawn, token]
             for found, strings in zip(state.tolist(), (None, *sets), strict=False):
                 end = None if strings is None else found_at(strings, drawn)
                 assert (found == FOUND) == (end is not None)
-                assert end is not None or found == tables.state(strings, np.array(drawn))
+                assert end is not None or found == begun(strings, drawn)
         if len(states) < 4:
-            states = torch.cat([states, torch.tensor([tables.state(sets[2], np.array([], np.int64))])])
+            states = torch.cat([states, torch.tensor([begun(sets[2])])])
 
 
 def test_the_text_of_an_answer_ends_before_a_string_and_its_tokens_do_not(parts):
