@@ -171,7 +171,9 @@ def scripts(page: Path) -> str:
     return "\n".join(block for block in pages.blocks(page, "python") if not block.startswith("# "))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != README and scripts(page)], ids=pages.name_of)
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[pytest.mark.slow] * (page.name == "python.md"), id=pages.name_of(page))
+    for page in PAGES if page != README and scripts(page)])
 def test_python_prints_what_its_page_shows(page, tmp_path):
     done = processes.run(["-c", scripts(page)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

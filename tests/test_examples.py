@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests import pages, processes
+from tests.cases import quick
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "docs/examples"
@@ -36,6 +37,7 @@ def test_the_notebook_runs_and_power_sampling_takes_ten_lines(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_notebook_on_costs_runs(tmp_path):
     """Its vote is counted from the table of records; the accuracy of one vote is that of the first chains."""
     code = "\n".join([*cells("worth_its_cost.ipynb"), "print('TABLE', *table['accuracy'], 'COST', *table['token-forwards'])"])
@@ -59,6 +61,7 @@ def test_the_notebook_on_samplers_tells_the_right_law_from_a_wrong_one(tmp_path)
     assert done.stdout.count("accepted ") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_stored_with_what_its_cells_show(name, tmp_path):
     """Texts, tables and figures. Numbers and answers can differ between processors."""
@@ -78,13 +81,14 @@ def kinds(cell: dict) -> list[tuple]:
             for output in cell.get("outputs", [])]
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", quick(PRINTED, "own_sampler.py"))
 def test_a_script_runs(name, tmp_path):
     done = processes.run([str(EXAMPLES / name)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(PRINTED[name], done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_a_law_draws_and_is_audited(tmp_path):
     """The commands of the page: its own draws are green, and the same tokens are red where another law is stated."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")

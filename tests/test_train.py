@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 SMALL = ("steps=2", "batch_size=4", "evaluate_every=2", "num_threads=1")
 DRAFT = (*SMALL, "prompts.num=8", "prompts.held_out=2", "responses.max_new_tokens=12", "shape.num_layers=1", "anchors=2")
 
 
+@pytest.mark.slow
 def test_trains_the_embedded_target(command):
     done = command("tests.train.embedded", *SMALL, "problems_per_level=1", "warmup_steps=1")
     assert done.returncode == 0, done.stderr

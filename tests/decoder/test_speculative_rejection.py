@@ -11,6 +11,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import Trajectory
+from tests.cases import quick
 from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, combinations, speculative_error
 
 
@@ -26,7 +27,7 @@ def test_law_is_exact(draft, verification, temperature, law):
 
 
 @pytest.mark.parametrize("law", ["temperature", "penalty", "counts", "prompt"])
-@pytest.mark.parametrize("temperature", [None, 1.3])
+@pytest.mark.parametrize("temperature", quick([None, 1.3], 1.3))
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("draft", ["small", "small_sequential"])
 def test_law_is_exact_among_three_tokens(draft, verification, temperature, law):

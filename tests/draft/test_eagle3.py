@@ -132,7 +132,7 @@ DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": Draft
            "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "refine")) for name in DRAWING])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "draft")) for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
     """log q of every answer, and the same answers in few slots.
 

@@ -30,6 +30,7 @@ from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.blend.test_model import another_tokenizer, held_by, swap_two
+from tests.cases import quick
 from tests.engine.batching.test_batched import (
     BLENDS,
     HORIZON,
@@ -213,8 +214,8 @@ def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
     assert all(done.result.trajectory.tokens.max() < 53 for done in found[2].values())
 
 
-@pytest.mark.parametrize(("sampler", "settings"), [
-    ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
+@pytest.mark.parametrize(("sampler", "settings"), quick([
+    ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], "replica_exchange"), ids=str)
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
     """The draft's laws are those after all tokens of the row, even after roll-backs, copies and moves of the cache."""
     seen, propose = [], ModelDrafter.propose

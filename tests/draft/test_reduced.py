@@ -303,6 +303,7 @@ def test_the_whole_vocabulary_in_that_layout_is_the_same_draft(make_config, tmp_
     assert [record["tokens"] for record in found[0].values()] == [record["tokens"] for record in found[1].values()]
 
 
+@pytest.mark.slow
 def test_samplers_that_draw_from_it(make_config, half):
     draft = ("draft=dflash", f"draft.path={half}", "dataset.limit=2", "dataset.max_new_tokens=24")
     for sampler, lacks in ((("sampler=draft_mh", "sampler.proposal=mixture"), True), (("sampler=draft_refine",), False)):

@@ -18,6 +18,7 @@ from dflash_mcmc.drafts.check import Change, Checked, Ratio, Trial
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.statistics.intervals import IntervalEstimate
+from tests.cases import quick
 from tests.composing import composed
 from tests.drafts import plants
 
@@ -36,7 +37,7 @@ PLANTS = {  # the draft, the checkpoint that is edited, the edits, the change th
 }
 
 
-@pytest.mark.parametrize("draft", ["tiny", "tiny_dspark", "tiny_dflash2"])
+@pytest.mark.parametrize("draft", quick(["tiny", "tiny_dspark", "tiny_dflash2"], "tiny_dspark"))
 def test_a_healthy_pair_is_healthy(draft, tmp_path):
     found = check.check(composed(tmp_path, *BASE, f"draft={draft}"))
     assert found.verdict().endswith("rows and layers are right")
@@ -57,7 +58,7 @@ def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
     assert trials[0].base_tau == Ratio.of([walk.gained for walk in walks]).tau().known
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", quick(PLANTS, "layers one too low"))
 def test_a_planted_mistake_is_named(name, tmp_path):
     draft, asset, edits, change, says = PLANTS[name]
     path = plants.planted(tmp_path / "draft", asset, *edits)

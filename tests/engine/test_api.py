@@ -24,6 +24,7 @@ from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve import workers
 from tests import laws
+from tests.cases import quick
 from tests.engine.api.standing import Listening, Standing
 from tests.engine.api.test_law import TARGET, TOY, drawn, p_value
 from tests.refusals import refused
@@ -149,7 +150,8 @@ RED = {
 }
 
 
-@pytest.mark.parametrize("fault", RED)
+@pytest.mark.parametrize("fault", quick(
+    RED, "raw for processed", "processed for raw", "a top-k of vLLM's", "no temperature", "log p 0", "another tokenizer"))
 def test_a_red_audit_ends_the_run_with_the_field_to_state(make_config, monkeypatch, fault):
     server, overrides, said = RED[fault]
     standing = Standing(TabularModel(520, (1,), seed=3) if fault == "a larger vocabulary" else WIDE, **server)

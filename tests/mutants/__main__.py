@@ -34,8 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("dflash_mcmc", "conf", "tests", "launchers", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 CAUGHT, SURVIVED, OUT_OF_TIME, NOT_RUN = "caught", "survived", "out of time", "not run"
 _STARTING = Lock()
-_FAILED, _PASSED = 1, 0
+_FAILED, _PASSED, _NONE = 1, 0, 5
 """Exit codes of pytest. Others say that no test was run to its end."""
+_HERE = "not slurm and not vllm and not gpu and not harness"
+"""Marks of tests that need another machine or environment are left out."""
 
 
 class Outcome(NamedTuple):
@@ -63,12 +65,14 @@ def copied(root: Path, folder: Path) -> Path:
     return folder
 
 
-def run_tests(tree: Path, tests: Iterable[str], limit: float) -> tuple[str, str]:
+def run_tests(tree: Path, tests: Iterable[str], limit: float, which: str = "not slow") -> tuple[str, str]:
     """(result, last line) of a run of tests in a tree that ends with the first failure.
 
-    Processes that the tests leave are ended: under a wrong edit of the sandbox, programs that fork for ever.
+    Where none of them is quick, the slow ones are run. Processes that the tests leave are ended: under a wrong edit of the
+    sandbox, programs that fork for ever.
     """
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
+    tests = list(tests)
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-m", f"{which} and {_HERE}", *tests]
     with _STARTING:
         program = processes.start(command, tree, contained=True, PYTHONPATH=str(tree), OMP_NUM_THREADS="1")
     with program:
@@ -76,6 +80,8 @@ def run_tests(tree: Path, tests: Iterable[str], limit: float) -> tuple[str, str]
             output, errors = program.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             return OUT_OF_TIME, f"no result in {limit:g} s"
+    if program.returncode == _NONE and which == "not slow":
+        return run_tests(tree, tests, limit, "slow")
     lines = (output + errors).strip().splitlines() or [""]
     named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return {_FAILED: CAUGHT, _PASSED: SURVIVED}.get(program.returncode, NOT_RUN), [*lines[-1:], *named][-1]
@@ -90,6 +96,9 @@ def judged(edit: Edit, tree: Path, limit: float) -> Outcome:
         # Python tells a compiled file from an outdated one by the time of the source in seconds, and by its size.
         os.utime(path, (times.st_atime, times.st_mtime + 1.0 + zlib.crc32(repr(edit).encode())))
         result, last = run_tests(tree, edit.tests, limit)
+        if result == SURVIVED and not edit.harmless:
+            slow = run_tests(tree, edit.tests, limit, "slow")
+            result, last = slow if slow[0] != NOT_RUN else (result, last)
     finally:
         path.write_text(text, encoding="utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -11,6 +11,7 @@ from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.report import figure
+from tests.cases import quick
 from tests.probes import records
 from tests.runs import execute
 
@@ -51,7 +52,7 @@ def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
 
 
 @pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.slow)])
 def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe, value):
     spoilt(monkeypatch, DFlashDrafter, 10**9, value)
     summary, found = run(probe)
@@ -73,7 +74,7 @@ def test_a_run_without_a_drawn_answer_has_a_summary(run, monkeypatch, overrides)
     assert summary.get("num_skipped", summary.get("num_failed", 0)) >= len({record["problem"] for record in found}) >= 2
 
 
-@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("probe", quick(PROBES, "speculative_mcmc", "deep_readout"))
 def test_the_other_problems_are_measured(run, monkeypatch, probe):
     """The first call is for the first answer, which is then skipped."""
     untimed = ["probe.timed_rows=0"] if probe == "speculative_mcmc" else []

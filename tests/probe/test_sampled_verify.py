@@ -79,6 +79,7 @@ def test_a_record_depends_on_its_unit_alone(tmp_path):
     assert together == alone
 
 
+@pytest.mark.slow
 def test_a_target_with_recurrent_layers_gives_the_tokens_of_plain_sampling(tmp_path, monkeypatch):
     """The document's own family: Qwen3.5 with a DFlash draft. Some blocks are kept, some are rolled back."""
     monkeypatch.setattr(figure, "save", lambda *given: None)

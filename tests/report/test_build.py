@@ -295,6 +295,7 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
     assert build([tmp_path / "demo"]).page.is_file()
 
 
+@pytest.mark.slow
 def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path):
     built = build([f"{outputs}/outputs/demo"], tmp_path, lenient=True, formats=("pdf", "latex"))
     assert {path.stem for path in (built.folder / "figures").glob("*.pdf")} == {

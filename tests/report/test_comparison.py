@@ -101,7 +101,7 @@ def enumerated(differences: np.ndarray) -> float:
     return float(np.mean(sums >= abs(differing.sum()) - 1e-9))
 
 
-@pytest.mark.parametrize("tables", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tables", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_tables_agree_with_scipy_and_statsmodels(tables):
     """Single verdicts by a binomial test, several samples by all sign flips; intervals and Holm by their own formulas."""
     random = np.random.default_rng(5)

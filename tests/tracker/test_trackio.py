@@ -61,6 +61,7 @@ def test_a_sweep_without_an_account_is_on_the_dashboard(swept):
         assert table["_type"] == "trackio.table"
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_sweep(swept, tmp_path):
     chromium.needed()
     with subprocess.Popen([sys.executable, "-c", SERVED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

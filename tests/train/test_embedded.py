@@ -44,6 +44,7 @@ def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
     assert sorted(rates[70:], reverse=True) == rates[70:]
 
 
+@pytest.mark.slow
 def test_the_recipe_reproduces_the_shipped_tokenizer():
     pairs = embedded.training_pairs(0, 0, 10_000)
     built = embedded.build_tokenizer(text for pair in pairs for text in pair).backend_tokenizer.to_str()

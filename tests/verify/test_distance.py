@@ -11,6 +11,7 @@ from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify.distance import distances, laws_of, mean_interval, sampled, total_variation
 from dflash_mcmc.verify.drawn import DrawnText
+from tests.cases import quick
 
 LAWS = (SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8), SamplingParams(frequency_penalty=1.5))
 TEXTS = [DrawnText("one", np.array([5, 17, 200, 31]), np.array([40, 41, 42, 40, 12, 9])),
@@ -52,6 +53,7 @@ def test_the_law_of_a_place_is_the_models(law, width, exact):
         assert row == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_the_estimate_has_no_bias_and_all_places_give_the_exact_distance(coarse, exact):
     """The mean of 40 estimates lies within four of its standard errors of the exact mean over all tokens."""
     law = LAWS[1]
@@ -85,7 +87,7 @@ def test_total_variation_is_half_the_absolute_difference():
     assert total_variation(one, one) == pytest.approx([0.0])
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize("share", quick([0.01, 0.3, 0.9], 0.01))
 def test_the_interval_covers_the_mean_of_rare_large_values(share):
     """Values that are 0 or 1, the hardest case: 400 repetitions of 60 values at a level of 0.2."""
     rng = np.random.default_rng(3)

@@ -10,6 +10,7 @@ from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import evidence
 from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, Steps, bets_of, payments, shift_of
+from tests.cases import quick
 
 VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
@@ -201,6 +202,7 @@ def test_copies_of_earlier_answers_are_red_and_independent_answers_are_green():
     assert sum(audited(seed, False, 0.1) is not None for seed in range(400)) <= 40
 
 
+@pytest.mark.slow
 def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
     """Two tokens change places in part: no temperature, no truncation. 100 clean audits of 200 answers at a level of 0.1."""
     def audited(law: np.ndarray, answers: int, seed: int, level: float) -> Evidence:
@@ -243,7 +245,8 @@ def speculated(rng: np.random.Generator, fault: str, length: int = 60, k: int = 
     return np.array(tokens), steps
 
 
-@pytest.mark.parametrize(("fault", "says"), [("bonus", "were all accepted"), ("stale", "after a rejected token"), ("", "")])
+@pytest.mark.parametrize(("fault", "says"), quick(
+    [("bonus", "were all accepted"), ("stale", "after a rejected token"), ("", "")], "stale"))
 def test_a_fault_of_speculation_is_seen_at_its_place_in_a_block(fault, says):
     rng, learned, plain = np.random.default_rng(6), Steps(), len(Steps.bets)
     placed, everywhere = Evidence(Steps.bets, 1e-3), Evidence([Bet("top", "")] * 6, 1e-3)

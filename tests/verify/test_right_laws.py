@@ -16,6 +16,7 @@ from dflash_mcmc.verify import audit as audits
 from dflash_mcmc.verify.audit import Audit
 from dflash_mcmc.verify.drawn import DrawnText
 from dflash_mcmc.verify.evidence import payments
+from tests.cases import quick
 from tests.verify.test_evidence import exclude_top_choices
 
 VOCABULARY, TEXTS, TOKENS, DRAFTED = 24, 6, 40, 3
@@ -135,7 +136,7 @@ def red_at(found: Audit) -> int | None:
     return min([*outside, *([found.together.red_at] if found.together.red_at else [])], default=None)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", quick(STEPS, "order=temperature_last", "steps"))
 @pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_right_laws_are_red_at_most_as_often_as_stated(name, count):
     """At levels of 0.1, 0.01 and 0.001: no more audits than the level's share, plus three standard errors for few of them."""

@@ -28,6 +28,7 @@ from dflash_mcmc.verify.audit import audit
 from dflash_mcmc.verify.behaviour import Finding
 from dflash_mcmc.verify.report import verdict
 from tests import runs
+from tests.cases import quick
 from tests.serving import Served
 
 PROMPTS = [np.array(ids) for ids in ([5, 17, 200, 31], [40, 41, 42], [300, 12, 9, 77, 5])]
@@ -77,8 +78,8 @@ def connected(monkeypatch, choices: Callable[[dict], list], name: str = "model",
     return drawn.connected("http://server/v1")
 
 
-@pytest.mark.parametrize(("fault", "kind"), [
-    (None, None), ("greedy_bonus", "most likely token"), ("greedy_first", "first token")])
+@pytest.mark.parametrize(("fault", "kind"), quick([
+    (None, None), ("greedy_bonus", "most likely token"), ("greedy_first", "first token")], "greedy_bonus"))
 def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     overrides = ["experiment=faults", "draft=tiny", "dataset.limit=20", "num_chains=3", "dataset.max_new_tokens=32"]
@@ -100,6 +101,7 @@ def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config
     assert "<svg" in page
 
 
+@pytest.mark.slow
 def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     folder = tmp_path / "cases"
     assert told(["cases", str(folder)], capsys)[0] == 0
@@ -133,6 +135,7 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
 
 
+@pytest.mark.slow
 def test_defaults_of_a_checkpoint_are_named_where_the_stated_law_lacks_them(tmp_path, capsys):
     """transformers draws with the top-k of generation_config.json, whatever a request leaves out."""
     checkpoint = shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
@@ -226,6 +229,7 @@ def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm
         assert f", red at {threshold}); " in verdict(clean._replace(level=level))
 
 
+@pytest.mark.slow
 def test_greedy_states_the_most_likely_token(warm, tmp_path, capsys):
     file = tmp_path / "texts.jsonl"
     file.write_text(lines(drawn_by("greedy", 1)))
@@ -257,6 +261,7 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
         assert report.text(near, [found]).startswith(first + verdict(near))
 
 
+@pytest.mark.slow
 def test_near_ties_are_wider_in_bfloat16(tiny):
     """A token 0.15 to 0.4 nats below the most likely one: red in float32 alone."""
     coarse = dm.component("model", "tiny", dtype="bfloat16")
@@ -291,15 +296,16 @@ def test_the_token_just_behind_a_truncation_is_a_near_tie(field, dtype, slack, t
 def test_the_device_is_that_of_the_hardware(warm, tiny, monkeypatch):
     asked = []
     monkeypatch.setattr(dm.Local, "resolve", lambda hardware: asked.append(hardware.device) or "cpu")
-    given = verify(tiny, *warm, temperature=0.7, hardware=dm.Local(device="cuda"))
+    few = Drawn(warm.prompts[:2], warm.answers[:2])
+    given = verify(tiny, *few, temperature=0.7, hardware=dm.Local(device="cuda"))
     assert asked == ["cuda"]
-    assert given.together == verify(tiny, *warm, temperature=0.7).together
+    assert given.together == verify(tiny, *few, temperature=0.7).together
     assert asked == ["cuda"]
 
 
-@pytest.mark.parametrize(("temperature", "more", "group", "says"), [
+@pytest.mark.parametrize(("temperature", "more", "group", "says"), quick([
     (1.6, {"top_p": 0.8}, "truncation", "top_p=0.8, which is not stated"),
-    (1.0, {"frequency_penalty": 1.5}, "repetition", "")])
+    (1.0, {"frequency_penalty": 1.5}, "repetition", "")], 1.0))
 def test_what_is_not_stated_is_named(temperature, more, group, says, tiny):
     given = drawn_by(dm.Temperature(temperature=temperature, **more))
     assert not verify(tiny, *given, temperature=temperature, **more).is_red
@@ -386,6 +392,7 @@ def _texts(folder):
     return drawn.of_run(folder, dm.component("model", "tiny").load("cpu"), True)[0]
 
 
+@pytest.mark.slow
 def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
     overrides = ["model=tiny", "sampler=temperature", "sampler.temperature=1.0", "serve.port=0", "dataset.max_new_tokens=24",
                  "hardware.num_slots=8"]
@@ -556,6 +563,7 @@ def test_a_level_that_is_no_probability_is_refused(level, tiny):
         verify(tiny, [np.array([1])], [np.array([2])], level=level)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_in_training_mode_is_audited_without_dropout(warm):
     model = AutoModelForCausalLM.from_pretrained(drawn._TINY, attention_dropout=0.5, attn_implementation="eager")
     tokenizer, few = AutoTokenizer.from_pretrained(drawn._TINY), Drawn(warm.prompts[:4], warm.answers[:4])
@@ -576,6 +584,7 @@ def test_a_line_of_another_law_says_what_states_it(given, row, says, tiny):
         drawn._of_row({"prompt_ids": [1], "ids": [2], **row}, "x", tiny, program._stated(["model=tiny", given]).sampler.law())
 
 
+@pytest.mark.slow
 def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_config, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = runs.execute(make_config("experiment=faults", "draft=tiny", "dataset.limit=2", "model.dtype=bfloat16",

@@ -18,6 +18,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import law_of
 from tests import laws
+from tests.cases import quick
 from tests.engine.api.standing import Standing
 
 TOY, HORIZON, CHAINS = TabularModel(3, (2,), seed=9, scale=0.8), 3, 10_000
@@ -102,7 +103,7 @@ CASES = {  # None: enumerated by the test, which takes seconds
 
 
 @pytest.mark.parametrize("chains", [1_000, pytest.param(CHAINS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, "raw log p", "lists, as of llama.cpp", "isir"))
 def test_the_law_of_many_chains(monkeypatch, case, chains):
     sampler, server, fields, law = CASES[case]
     law = law or enumerated(sampler)

@@ -67,6 +67,7 @@ def records(config) -> dict[tuple[str, int], dict]:
     return {key_of(record): record for record in each_record(result.folder)}
 
 
+@pytest.mark.slow
 def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
     """Token by token, with log p, and with stop strings in half of them."""
     for more in ((), ("dataset.stop=['+']",)):

@@ -15,6 +15,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, SAMPLERS, STOPS, same
 from tests.engine.vllm.test_session import PROMPTS, engine_of
 from tests.targets import RememberingReference, random_model
@@ -181,9 +182,9 @@ def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
     assert [tag for tag, _ in turns[1::2]] in ([0, 1, 2] * 2, [2, 1, 0] * 2)
 
 
-@pytest.mark.parametrize(("engine", "name"), [
+@pytest.mark.parametrize(("engine", "name"), quick([
     *(("slots", name) for name in SAMPLERS), *(("vllm", name) for name in ("power_mh", "power_smc", "replica_exchange"))],
-    indirect=["engine"])
+    ("slots", "power_mh_early"), ("slots", "csmc"), ("slots", "replica_exchange"), ("vllm", "power_mh")), indirect=["engine"])
 def test_pauses_change_no_result_and_no_cost(engine, monkeypatch, name):
     plain = {done.tag: done for done in engine.run([(tag, chain(name, tag)) for tag in range(4)])}
     ticking(engine, monkeypatch, 1.0)

@@ -140,8 +140,10 @@ def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
 
 
 def with_one_of_them(name: str, blend: str) -> list:
-    """Marks a pair as slow, unless the blend is `layer` or the sampler is `power_mh`."""
-    return [] if blend == "layer" or name == "power_mh" else [pytest.mark.slow]
+    """Marks a pair as slow, unless the blend is `layer` with one sampler of a kind, or the sampler is `power_mh`."""
+    is_quick = name == "power_mh" or (blend == "layer" and name in ("greedy", "truncated", "csmc", "replica_exchange", "isir",
+                                                                    "power_mh_early", "power_mh_entropy"))
+    return [] if is_quick else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))

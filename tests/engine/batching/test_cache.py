@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_growing_cache_gives_its_old_memory_back():
     """Two caches that grow in turn hold what they have, and not the holes that they leave."""
     program = """if 1:

@@ -23,6 +23,7 @@ from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
+from tests.cases import quick
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.targets import RememberingReference, random_model, randomised, rows_do_not_depend_on_the_batch
@@ -57,7 +58,7 @@ _MADE = {
     "llama_yarn": ("LlamaForCausalLM", "LlamaConfig", dict(max_position_embeddings=16, rope_parameters=_YARN)),
 }
 WINDOWED = ("gemma3", "gemma2", "olmo3", "mistral", "qwen2", "gpt_oss", "llama4")
-_SLOW = ("gemma3", "olmo3", "qwen2", "llama4", "deepseek_v3", "qwen3_moe", "olmoe")
+_SLOW = ("gemma3", "olmo3", "mistral", "qwen2", "llama4", "deepseek_v3", "qwen3_moe", "olmoe")
 """Families whose kinds of layers others have, too."""
 MIXTURES = ("qwen3_moe", "olmoe", "gpt_oss")
 
@@ -108,7 +109,7 @@ def test_batched_is_reference_is_a_fresh_forward(family):
             np.testing.assert_allclose(result.trajectory.log_p, fresh(model, result.trajectory), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", [*WINDOWED, "qwen3_moe", "llama_yarn"])
+@pytest.mark.parametrize("family", quick([*WINDOWED, "qwen3_moe", "llama_yarn"], "gemma3", "gpt_oss"))
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_every_implementation_draws_the_same(family, name):
     model = model_of(family)
@@ -144,7 +145,7 @@ def test_a_blend_comes_before_the_soft_cap(family):
     assert_near(drawn(parts, temperature(), blend=blend, count=3), expected)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", quick(["gemma3", "gpt_oss"], "gpt_oss"))
 @pytest.mark.parametrize("draft", ["dflash", "ngram"])
 def test_speculation_gives_the_tokens_of_plain_decoding(family, draft):
     model = model_of(family)
@@ -154,7 +155,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding(family, draft):
     assert_near(drawn(parts, sampler, speculation=speculation), drawn(parts, sampler))
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", quick(MIXTURES, "gpt_oss"))
 def test_the_numbers_of_a_mixture_of_experts_do_not_depend_on_the_batch(family):
     parts = LanguageModel(model_of(family), stop_ids=STOPS)
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE

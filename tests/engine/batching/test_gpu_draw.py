@@ -20,6 +20,7 @@ from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.steps import PlainSteps
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
+from tests.cases import quick
 from tests.engine.batching.test_gpu_layers import Launches, compiles, in_the_interpreter, launches, triton
 
 gpu_draw, tl = importlib.import_module("dflash_mcmc.engine.batching.gpu"), triton.language
@@ -28,9 +29,9 @@ ROWS, LENGTH = 8, 6
 STOP_IDS = (5, 11, 40)
 
 
-@pytest.mark.parametrize("parts", ["draws borders", pytest.param("law", marks=pytest.mark.slow)])
-def test_kernels_of_the_draw_in_the_interpreter(parts):
-    in_the_interpreter(__file__, parts)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_of_the_draw_in_the_interpreter(which):
+    in_the_interpreter(__file__, which)
 
 
 def plain(endings: Endings, takes_ranges: bool = True) -> PlainSteps:
@@ -98,8 +99,9 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize(("law", "size"), [
-    *((law, 61) for law in LAWS), *((law, 2600) for law in ("alpha 4", "cut", "greedy penalties", "two groups"))])
+@pytest.mark.parametrize(("law", "size"), quick([
+    *((law, 61) for law in LAWS), *((law, 2600) for law in ("alpha 4", "cut", "greedy penalties", "two groups"))],
+    ("temperature 1", 61), ("penalties", 61), ("cut", 2600)))
 def interpreted_draws_are_those_of_pytorch(law, size):
     """With a row of logits that are no numbers, an infinite one, one without any, and ties for the most likely token."""
     state, endings = rows_of(size), Endings(STOP_IDS, None, torch.device("cpu"))
@@ -117,7 +119,7 @@ def interpreted_draws_are_those_of_pytorch(law, size):
 
 
 @pytest.mark.parametrize("has_strings", [False, True])
-@pytest.mark.parametrize("stop_ids", [(), STOP_IDS])
+@pytest.mark.parametrize("stop_ids", [pytest.param((), marks=pytest.mark.slow), STOP_IDS])
 def interpreted_draws_end_where_those_of_pytorch_do(has_strings, stop_ids):
     """Over a few steps: stop ids, stop strings, last positions, and floors with and without a length."""
     state, endings, size = rows_of(61, 1), Endings(stop_ids, None, torch.device("cpu")), 61
@@ -138,6 +140,7 @@ def interpreted_draws_end_where_those_of_pytorch_do(has_strings, stop_ids):
     assert seen == {Status.LIVE, Status.DONE, Status.ABANDONED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def interpreted_law_is_that_of_the_logits(temperature):
     """By all uniforms of a grid: each token has its share of them. A toy of seven tokens."""
@@ -227,7 +230,7 @@ def test_pytorch_draws_where_its_modules_run():
     assert found.theirs.total() > 50
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", quick([80, 90], 90))
 def test_kernels_of_the_draw_compile_for_gpus_without_spilling_registers(capability, monkeypatch, tmp_path):
     laws = (SamplingParams(), SamplingParams(2), SamplingParams(0.8, repetition_penalty=1.2, frequency_penalty=0.1))
     found = [launch for law in laws for launch in launched(8, True, True, law, law.has_penalty).ours]

@@ -31,6 +31,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.rng import Key
+from tests.cases import quick
 from tests.draft.network.test_dflash import QWEN3_4B as DRAFT_4B
 from tests.draft.network.test_dflash import random_draft
 from tests.engine.batching.test_batched import BLENDS, PROMPTS, SAMPLERS, all_same
@@ -48,15 +49,14 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 """First position, tokens and rows of a forward. The first one reads the rows in another order."""
 
 
-@pytest.mark.parametrize("parts", ["numbers bits", "keys", "blocks", pytest.param("chains", marks=pytest.mark.slow)])
-def test_kernels_in_the_interpreter(parts):
-    in_the_interpreter(__file__, parts)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter(which):
+    in_the_interpreter(__file__, which)
 
 
-def in_the_interpreter(file: str, parts: str) -> None:
-    """Runs the tests `interpreted_<part>_...` of a file."""
-    names = " ".join(f"interpreted_{part}_*" for part in parts.split())
-    arguments = ["-m", "pytest", file, "-o", f"python_functions={names}", "-p", "no:cacheprovider"]
+def in_the_interpreter(file: str, which: str) -> None:
+    """Runs the tests `interpreted_...` of a file that are slow or not."""
+    arguments = ["-m", "pytest", file, "-o", "python_functions=interpreted_*", "-m", which, "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -89,12 +89,13 @@ def differ(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return max(float((one.double() - other.double()).abs().max()) for one, other in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", quick(["qwen3", "qwen2", "llama"], "qwen3"))
 def interpreted_numbers_are_those_of_the_modules_in_float64(family, monkeypatch):
     exact = LanguageModel(random_model(family, **SMALL).double(), stop_ids=(3, 7))
     assert differ(forwards(looped(monkeypatch, family), OWN), forwards(exact, "grouped")) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooked", ["embed_tokens", "layers.0", "layers.1.mlp"])
 def interpreted_numbers_after_a_hook_that_changes_an_output_are_those_of_the_modules(hooked, monkeypatch):
     """Hooks of other modules than embedding and layers leave the step to the modules."""
@@ -106,6 +107,7 @@ def interpreted_numbers_after_a_hook_that_changes_an_output_are_those_of_the_mod
     assert differ(ours, theirs) < 2e-5 < differ(ours, before)
 
 
+@pytest.mark.slow
 def interpreted_numbers_of_a_changed_decoder_are_refused(monkeypatch):
     monkeypatch.setattr(gpu_layers, "_ROWS", 1)
     model, device = looped(monkeypatch), torch.device("cpu")
@@ -117,15 +119,17 @@ def interpreted_numbers_of_a_changed_decoder_are_refused(monkeypatch):
         gpu_layers.loop_of(model.decoder, model.cache_shape, device)
 
 
-@pytest.mark.parametrize("seen", [{"window": 3}, {"skipped": [2, 0]}, {"window": 4, "skipped": [1, 3]}])
+@pytest.mark.parametrize("seen", quick([{"window": 3}, {"skipped": [2, 0]}, {"window": 4, "skipped": [1, 3]}],
+                                       {"window": 4, "skipped": [1, 3]}))
 def interpreted_keys_that_a_token_sees_are_those_of_the_mask(seen, monkeypatch):
     model = looped(monkeypatch)
     assert differ(forwards(model, OWN, **seen), forwards(model, "grouped", **seen)) < 2e-5
 
 
-@pytest.mark.parametrize(("programs", "first", "dtype", "bound"), [
+@pytest.mark.parametrize(("programs", "first", "dtype", "bound"), quick([
     *((programs, first, torch.float32, 1e-5) for programs in (1, 256) for first in (None, 0, 70)),
-    *((programs, 70, torch.float16, 2e-3) for programs in (1, 256))])
+    *((programs, 70, torch.float16, 2e-3) for programs in (1, 256))],
+    (256, 70, torch.float32, 1e-5), (1, None, torch.float32, 1e-5)))
 def interpreted_keys_of_long_rows_are_read_to_their_own_length(dtype, bound, programs, first, monkeypatch):
     """Rows of several tiles and parts, and of one key. What lies after a row's last token is no number."""
     monkeypatch.setattr(gpu_layers, "_PROGRAMS", programs)
@@ -161,6 +165,7 @@ def interpreted_bits_of_half_precision_are_those_of_the_modules():
         assert float((gated == silu(both[:, :80]) * both[:, 80:]).float().mean()) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blend", "draft"), [("none", None), ("layer_final", None), ("layer", "self"), ("none", "dflash")])
 def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monkeypatch):
     """Prompts, cuts, early rejection, blends that read layers, and blocks of a draft, over two slots."""
@@ -177,8 +182,8 @@ def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monke
     all_same(*found)
 
 
-@pytest.mark.parametrize(("sliding", "causal", "bias"), [
-    ((None, None), None, False), ((4, None), None, True), ((3, 6), False, False), ((None, 4), True, False)])
+@pytest.mark.parametrize(("sliding", "causal", "bias"), quick([
+    ((None, None), None, False), ((4, None), None, True), ((3, 6), False, False), ((None, 4), True, False)], (4, None)))
 def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias, monkeypatch, random_weights):
     """Features of two rows of different lengths, then a block after each. Each block lies beside what is no number."""
     model, generator, found = looped(monkeypatch), torch.Generator().manual_seed(0), []
@@ -294,8 +299,8 @@ LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a program may take on every GPU of these generations (8.6, 8.9 and 12.0 have the least)."""
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", quick([torch.bfloat16, torch.float32], torch.bfloat16))
+@pytest.mark.parametrize("capability", quick([80, 90], 90))
 def test_kernels_compile_for_gpus_without_spilling_registers(dtype, capability, monkeypatch, tmp_path):
     """For the launches of one row, of many, and of a block of tokens. PTXAS is part of Triton's package."""
     recorded = [launch for rows, queries in ((1, 1), (1, 16)) for launch in launches(rows, queries, 1, dtype).ours]

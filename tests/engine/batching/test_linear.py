@@ -15,6 +15,7 @@ from dflash_mcmc.engine.batching.linear import RowLinear
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
+from tests.cases import quick
 from tests.composing import composed
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.targets import random_model
@@ -53,7 +54,8 @@ def records(model: LanguageModel, prompts, sampler, slots: int, chains: int) -> 
     return [(t.tokens.tolist(), t.log_p.tolist(), t.log_q.tolist()) for t in results], engine
 
 
-@pytest.mark.parametrize("sampler", [temperature(temperature=0.7, top_p=0.9), power_mh()], ids=["truncated", "power_mh"])
+@pytest.mark.parametrize("sampler", [
+    pytest.param(temperature(temperature=0.7, top_p=0.9), marks=pytest.mark.slow), power_mh()], ids=["truncated", "power_mh"])
 def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampler, monkeypatch):
     prompts = embedded.prompts[:3]
     found = [records(embedded.model, prompts, sampler, slots, 4)[0] for slots in (1, 3, 12)]
@@ -84,7 +86,8 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (192, 128), (576, 192), (1536, 576), (2560, 512), (33, 17)])
+@pytest.mark.parametrize(("inputs", "outputs"), quick(
+    [(64, 64), (192, 128), (576, 192), (1536, 576), (2560, 512), (33, 17)], (192, 128), (33, 17)))
 @pytest.mark.parametrize("biased", [False, True])
 @PRODUCTS
 def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, biased, dtype, small, monkeypatch):

@@ -16,6 +16,7 @@ from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.errors import UserError
+from tests.cases import quick
 from tests.engine.batching.test_batched import (
     BLENDS,
     SAMPLERS,
@@ -50,7 +51,7 @@ def plain(qwen3_5):
     return functools.cache(lambda name: run_batched(qwen3_5, SAMPLERS[name], BLENDS["layer"], snapshot_every=EVERY))
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", quick(HYBRIDS, "qwen3_5"))
 @pytest.mark.parametrize("name", ["power_mh", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_batched_is_reference(family, name):
     """The reference engine runs the layers of `transformers` over whole sequences."""
@@ -66,7 +67,7 @@ CHANGES = (SWITCHED["all"], dict(slots=3, order=[5, 2, 9, 7, 0, 3, 6, 8, 1, 4]),
 
 @pytest.mark.parametrize(("name", "changes"), [
     pytest.param(name, changes, id="-".join([name, *changes]),
-                 marks=[pytest.mark.slow] * (name not in ("power_mh", "power_smc") or (name == "power_smc" and number > 1)))
+                 marks=[pytest.mark.slow] * (name not in ("power_mh", "power_smc") or number % 2 != (name == "power_smc")))
     for name in ("power_mh", "power_smc", "multiple_try", "replica_exchange") for number, changes in enumerate(CHANGES)])
 def test_no_switch_changes_a_bit(qwen3_5, plain, name, changes):
     other = run_batched(qwen3_5, SAMPLERS[name], BLENDS["layer"], **{"snapshot_every": EVERY, **changes})

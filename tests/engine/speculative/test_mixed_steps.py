@@ -125,6 +125,7 @@ def test_two_drafters_are_refused(qwen3):
 
 @pytest.mark.parametrize("decoder", [pytest.param(match(), id="match"),
                                      pytest.param(reject(), id="rejection", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_recurrent_layers(decoder):
     """Draws from the draft go token by token there."""
     model = random_model("qwen3_5")

@@ -79,7 +79,8 @@ def is_slow(name: str, draft: str) -> bool:
         return name != "power_mh_early"
     if draft in ("dflash_short", "dflash_sliding", "dspark"):
         return name != "truncated"
-    return draft != "dflash" and name not in ("greedy", "truncated", "power_smc", "power_mh_early")
+    usual = ("truncated", "power_smc", "power_mh_early")
+    return name not in (*usual, "greedy", "csmc", "power_mh_published") if draft == "dflash" else name not in usual
 
 
 @pytest.mark.parametrize(("name", "draft"), [

@@ -16,6 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, SAMPLERS, STOPS, same
 from tests.engine.batching.test_stop_strings import STOP, byte_level
 from tests.engine.vllm.fake import FakeCore
@@ -47,7 +48,7 @@ def chains(sampler):
     return [(index, sampler.chain(PROMPTS[index % len(PROMPTS)], HORIZON, Key(7).fold_in(index))) for index in range(6)]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", quick(SAMPLERS, "greedy", "truncated", "power_mh_early", "replica_exchange", "csmc"))
 def test_every_sampler_is_reference(model, reference, name):
     engine, core = engine_of(model)
     results = {done.tag: done for done in engine.run(chains(SAMPLERS[name]))}
@@ -60,7 +61,7 @@ def test_every_sampler_is_reference(model, reference, name):
 
 @pytest.mark.parametrize("changes", [dict(preempt_every=3), dict(chunks=2), dict(preempt_every=2, chunks=1, rows=3),
                                      dict(rows=1)], ids=str)
-@pytest.mark.parametrize("name", ["power_mh_early", "truncated"])
+@pytest.mark.parametrize("name", quick(["power_mh_early", "truncated"], "power_mh_early"))
 def test_preemption_chunks_and_the_batch_change_no_token(model, name, changes):
     core = FakeCore(model, **changes)
     plain, _ = engine_of(model)
