@@ -254,6 +254,7 @@ def site(tmp_path_factory) -> Path:
     return shared / "site"
 
 
+@pytest.mark.slow
 def test_the_site_asks_no_other_server(site):
     tags = [tag for page in site.rglob("*.html")
             for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())]

@@ -98,10 +98,11 @@ WIDE = TabularModel(160, (1,), seed=3, scale=1.5)
 HOT = "sampler.temperature=0.5"
 
 
-@pytest.mark.parametrize(("server", "overrides"), [
+@pytest.mark.parametrize(("server", "overrides"), quick([
     ({}, []), ({"kind": "llamacpp", "echoes": False}, []), ({"processed": True}, ["engine.logprobs=processed"]),
     ({"processed": True}, [HOT, "engine.logprobs=processed"]), ({}, ["condition=greedy"]),
-    ({"kind": "llamacpp", "echoes": False}, [HOT, "sampler.top_k=20", "engine.logprobs=top"])], ids=str)
+    ({"kind": "llamacpp", "echoes": False}, [HOT, "sampler.top_k=20", "engine.logprobs=top"])],
+    ({}, []), ({"processed": True}, [HOT, "engine.logprobs=processed"])), ids=str)
 def test_an_honest_server_passes_its_audit(make_config, monkeypatch, server, overrides):
     started(make_config, monkeypatch, Standing(WIDE, **server), *overrides)
 

@@ -138,6 +138,7 @@ def test_the_laws_of_a_draft_need_a_checkpoint(draft):
     command_is_refused(values, "allowed: a draft", start="draft: ")
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, capsys):
     config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "dataset.limit=1",
                       "probe.num_draws=2000", "probe.chunk_size=1000")

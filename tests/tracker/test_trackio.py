@@ -44,6 +44,7 @@ def logged(folder) -> dict[str, list[dict]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sweep_without_an_account_is_on_the_dashboard(swept):
     summaries = {path.parent.name[-12:][:6]: json.loads(path.read_text())
                  for path in swept.glob("outputs/sweep/*/summary.json")}

@@ -291,6 +291,7 @@ def exclude_top_choices(logits: torch.Tensor, text: np.ndarray) -> torch.Tensor:
     return ((1.0 - probability) * p + probability * cut / cut.sum()).log()
 
 
+@pytest.mark.slow
 def test_any_law_is_a_function_of_logits_and_text():
     """For each bet the mean payment under the function's law is 1, and its draws are red under the law without it."""
     logits, text = logits_of(6, 12), np.array([1, 2])

@@ -147,6 +147,7 @@ def test_right_laws_are_red_at_most_as_often_as_stated(name, count):
         assert red <= count * level + (count < 1_000) * 3 * np.sqrt(count * level), (level, red)
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, step in STEPS.items() for fault in step.wrong])
+@pytest.mark.parametrize(("name", "fault"), quick(
+    [(name, fault) for name, step in STEPS.items() for fault in step.wrong], "top_n_sigma", "steps"))
 def test_a_step_that_is_taken_wrongly_is_red(name, fault):
     assert red_at(audited(STEPS[name], STEPS[name].wrong[fault], 0, 100)) is not None

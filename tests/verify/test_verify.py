@@ -303,9 +303,10 @@ def test_the_device_is_that_of_the_hardware(warm, tiny, monkeypatch):
     assert asked == ["cuda"]
 
 
-@pytest.mark.parametrize(("temperature", "more", "group", "says"), quick([
+@pytest.mark.parametrize(("temperature", "more", "group", "says"), [
     (1.6, {"top_p": 0.8}, "truncation", "top_p=0.8, which is not stated"),
-    (1.0, {"frequency_penalty": 1.5}, "repetition", "")], 1.0))
+    (1.0, {"frequency_penalty": 1.5}, "repetition", "")])
+@pytest.mark.slow
 def test_what_is_not_stated_is_named(temperature, more, group, says, tiny):
     given = drawn_by(dm.Temperature(temperature=temperature, **more))
     assert not verify(tiny, *given, temperature=temperature, **more).is_red

@@ -83,6 +83,7 @@ def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
             assert "bits" not in here[key]
 
 
+@pytest.mark.slow
 def test_potentials_and_votes_are_those_of_any_engine(served, make_config):
     """A chain that weighs answers by a pattern finds it more often than one that does not."""
     few = ("experiment=demo", "sampler=best_of_n", "sampler.num_candidates=4", "sampler.temperature=1.0", "num_chains=2",

@@ -45,6 +45,7 @@ def drawn(model, drafter, forwards, slots=8, **options):
     return found, len(forwards)
 
 
+@pytest.mark.slow
 def test_scores_together_are_scores_row_by_row(make_config, forwards):
     config = make_config("draft=tiny", "sampler=draft_mh")
     model = config.model.load("cpu")

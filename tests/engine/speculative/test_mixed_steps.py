@@ -55,7 +55,7 @@ def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, optio
 
 
 @pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
-    (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}),
+    pytest.param(match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}, marks=pytest.mark.slow),
     pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),
     (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 1}),
     pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
