@@ -33,7 +33,7 @@ from dflash_mcmc.report.parts import percent
 from dflash_mcmc.report.reading import Found, run_folders
 from dflash_mcmc.runner.tracking import summary_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, json_object, read_problems
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.locks import closed

@@ -11,8 +11,8 @@ from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, to_t
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import components, name_of, options_with
 from dflash_mcmc.settings import groups_of
-from dflash_mcmc.statistics.rules import PROGRAM_RULES, VOTES
 from dflash_mcmc.statistics.summaries import NAMES
+from dflash_mcmc.statistics.votes import PROGRAM_RULES, VOTES
 
 
 def to_config(composed: DictConfig) -> Config:

@@ -28,7 +28,7 @@ from dflash_mcmc.fields import check_types, default_of, identity_values, restore
 from dflash_mcmc.options import config_folder, option_files
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.settings import groups_of
-from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store.described import CONFIG, hash_of, text_of
 
 IDENTITY_VERSION = 4

@@ -19,7 +19,7 @@ from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema
 from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import GROUPS, Component, components, load_all, name_of
 from dflash_mcmc.settings import groups_of
-from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.statistics.votes import Vote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,7 +94,7 @@ class Config:
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
                              "adaptive, log_p = the likeliest, or with grader.examples examples, behaviour, "
-                             "examples_vote (statistics/rules.py); a list gives a row for each, and a search "
+                             "examples_vote (statistics/votes.py); a list gives a row for each, and a search "
                              "maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(

@@ -18,13 +18,13 @@ from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcomes
-from dflash_mcmc.statistics.rules import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, has_examples
+from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, has_examples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome
-    from dflash_mcmc.statistics.rules import VoteRule
+    from dflash_mcmc.statistics.votes import VoteRule
     from dflash_mcmc.store.records import Record
 
 _MOST_DRAWN = 30
@@ -36,8 +36,7 @@ class Entry:
 
     run: Run
     by: str
-    """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p), `drawn`
-    (one chain, drawn by importance weights for p^alpha)."""
+    """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p)."""
     shown: str
     records: Sequence[Record] | Sequence[Combined]
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
@@ -178,9 +177,6 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
         if has_examples(records):
             ways += [(rule, f"{IN_WORDS[rule]} of {size}", aggregated(records, rule)) for rule in PROGRAM_RULES]
         ways.append(("log_p", f"best by log p of {size}", aggregated(records, "log_p")))
-        alpha = (run.config.get("sampler") or {}).get("alpha")
-        if alpha and _has_weights(run):
-            ways.append(("drawn", f"weighed by p^{alpha:g} of {size}", aggregated(records, "power", alpha)))
     return [Entry(run, "sample", run.shown, run.records),
             *(Entry(run, by, f"{run.shown}, {words}", combined) for by, words, combined in ways)]
 

@@ -26,7 +26,7 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
-from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store.described import hash_of, json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore

@@ -17,7 +17,7 @@ from dflash_mcmc.registry import Need, name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.statistics.rules import AdaptiveVote
+from dflash_mcmc.statistics.votes import AdaptiveVote
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 

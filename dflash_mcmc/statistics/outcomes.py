@@ -39,10 +39,9 @@ class Combined(TypedDict):
     level: int | str | None
     subject: str | None
     verdict: str
-    """One of `grading.verdicts.VERDICTS`, `tied` or `expected`."""
+    """One of `grading.verdicts.VERDICTS`, or `expected`."""
     correct: float
     """The share in [0, 1] that statistics use."""
-    answer: str | None
     gold: str | None
     log_p: None
     """A vote has no log probability."""

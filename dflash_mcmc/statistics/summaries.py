@@ -9,11 +9,11 @@ from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, score
-from dflash_mcmc.statistics.rules import IN_WORDS, PROGRAM_RULES, WEIGHTED
+from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, WEIGHTED
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Outcome, Summed
-    from dflash_mcmc.statistics.rules import VoteRule
+    from dflash_mcmc.statistics.votes import VoteRule
     from dflash_mcmc.store.records import Record
 
 NAMES = ("majority", *WEIGHTED, "log_p", *PROGRAM_RULES)

@@ -1,27 +1,174 @@
-"""The votes of a problem's chains, and the expected result of a vote over fewer chains.
+"""Votes over the chains of a problem: their rules, the votes in records, and the expected result of a vote of fewer chains.
 
-The docstring of `chains.py` defines a vote.
+They read records and need no model. The docstring of `chains.py` defines a vote.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.outcomes import by_problem
-from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, chances
 from dflash_mcmc.store.records import Record
+
+_TIE = 1e-12
+"""Scores that differ by less than this share of the largest one are tied. Sums of equal weights differ by rounding."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PowerVote:
+    """Vote with importance weights for p^alpha: exp(alpha log p - log q), normalised over the chains that vote.
+
+    The score of an answer estimates its probability under p^alpha of whole sequences, among the sequences with an answer. For
+    draws from p the weight is exp((alpha - 1) log p). Weighted votes over base samples: arXiv 2608.14420.
+    """
+
+    name: ClassVar[str] = "power"
+    needs_log_q: ClassVar[bool] = True
+    """Whether the weights are importance weights. They need independent draws whose log q is known, from a law that can draw
+    every sequence."""
+
+    alpha: float = runtime(4.0, "exponent of the power vote: weights of the chains for p^alpha", gt=0)
+
+    @property
+    def shown(self) -> str:
+        """The rule with its main parameters, for labels of rows."""
+        return f"power vote (alpha {self.alpha:g})"
+
+    def weights(self, votes: np.ndarray, log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+        """Weights of the chains, float64 (..., chains). They sum to 1 over the chains that vote, or to 0 if none does.
+
+        Args:
+            votes: whether each chain votes, bool (..., chains).
+            log_p: log p of each chain at temperature 1 in nats, float64 (..., chains).
+            log_q: log q of each chain under the law that it was drawn from, in the same shape.
+        """
+        log_weights = np.where(votes, self.alpha * log_p - log_q, -np.inf)
+        most = log_weights.max(axis=-1, keepdims=True)
+        weights = np.exp(log_weights - np.where(np.isneginf(most), 0.0, most))
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+
+
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+class AdaptiveVote:
+    """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
+
+    After each chain the share of the leader among the votes for the two leading answers has the posterior Beta(v1 + 1,
+    v2 + 1). The vote ends when P(share > 1/2) is at least `confidence`, or with the last chain.
+    Adaptive-Consistency, Aggarwal et al. 2023 (arXiv 2305.11860), Beta criterion. Its cost is that of its chains.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    needs_log_q: ClassVar[bool] = False
+
+    confidence: float = runtime(0.95, "posterior probability of the leading answer that ends an adaptive vote", gt=0.5, lt=1)
+
+    @property
+    def shown(self) -> str:
+        """As of `PowerVote`."""
+        return f"adaptive vote (confidence {self.confidence:g})"
+
+    def ends(self, leader: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Whether a vote ends at these numbers of votes of the leading answer and of the second one."""
+        return _ended(self.confidence, int(np.max(leader, initial=0)))[leader, second]
+
+
+@cache
+def _ended(confidence: float, most: int) -> np.ndarray:
+    """Whether a vote ends, bool (most + 1, most + 1), by the votes of the leading answer and of the second one."""
+    from scipy.stats import beta  # takes a second
+
+    leader, second = np.mgrid[: most + 1, : most + 1]
+    return beta.sf(0.5, leader + 1, second + 1) >= confidence
+
+
+def chances(scores: np.ndarray) -> np.ndarray:
+    """The probability that a vote returns each answer, float64 (..., answers): the largest score wins.
+
+    Tied answers are drawn uniformly. All are 0 if no chain votes.
+
+    Args:
+        scores: the summed weights of each answer, float64 (..., answers).
+    """
+    most = scores.max(axis=-1, keepdims=True, initial=0.0)
+    won = (scores >= (1.0 - _TIE) * most) & (most > 0.0)
+    return won / np.maximum(won.sum(axis=-1, keepdims=True), 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Vote:
+    """The parameters of all rules: the group of fields `vote`."""
+
+    power: PowerVote = dataclasses.field(default_factory=PowerVote)
+    adaptive: AdaptiveVote = dataclasses.field(default_factory=AdaptiveVote)
+
+    @property
+    def rules(self) -> dict[str, VoteRule]:
+        """The rules by name."""
+        return {rule.name: rule for rule in (self.power, self.adaptive)}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Mapping[str, Any] | None]) -> Vote:
+        """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them. Raises TypeError."""
+        return cls(power=PowerVote(**(values.get("power") or {})), adaptive=AdaptiveVote(**(values.get("adaptive") or {})))
+
+
+VoteRule = PowerVote | AdaptiveVote
+WEIGHTED = (PowerVote.name, AdaptiveVote.name)
+"""The names of the rules beside the majority vote."""
+VOTES = ("majority", *WEIGHTED)
+"""The ways to combine chains that compare their answers. They need answers that can be compared as texts."""
+
+
+ProgramRule = Literal["examples", "behaviour", "examples_vote"]
+"""One program of several draws, by what they do on the examples of the question (`grader.examples`). None reads a verdict.
+
+- `examples`: draws come one after another, until one passes every example. If none does, or the question has none, it is the
+  program that passes most, of equal ones the likeliest by log p.
+- `behaviour`: the likeliest program of the largest class that returns the same. Of equal classes that with the likeliest.
+- `examples_vote`: the same among the programs that pass most examples.
+"""
+PROGRAM_RULES: tuple[ProgramRule, ...] = get_args(ProgramRule)
+IN_WORDS = {"examples": "first that passes its examples", "behaviour": "vote by behaviour",
+            "examples_vote": "most examples, then vote by behaviour"}
+
+
+def has_examples(records: Sequence[Record]) -> bool:
+    """Whether programs were run on examples: a question without examples has neither field."""
+    return any("behaviour" in record or "passed" in record for record in records)
+
+
+def program_chosen(draws: Sequence[Record], rule: ProgramRule) -> tuple[Record, int]:
+    """(program that is kept of a problem's draws, draws that this needs). Draws that were not made are never kept."""
+    def passed(record: Record) -> float:
+        return record.get("passed", 0.0)
+
+    made = [record for record in draws if record["verdict"] not in UNDRAWN]
+    if not made:
+        return draws[0], len(draws)
+    if rule == "examples":
+        for used, record in enumerate(draws, start=1):
+            if record.get("passed") == 1.0 and record["verdict"] not in UNDRAWN:
+                return record, used
+    if rule != "behaviour":
+        most = max(map(passed, made))
+        made = [record for record in made if passed(record) == most]
+    sizes = Counter(record.get("behaviour") for record in made) if rule != "examples" else Counter[str | None]()
+    sizes.pop(None, None)
+    return max(made, key=lambda record: (sizes[record.get("behaviour")], record["log_p"])), len(draws)
 
 
 class Candidate(NamedTuple):
@@ -63,11 +210,6 @@ class Votes(NamedTuple):
                       for votes in written.values() for text, _ in votes.most_common(1)]
         index_of = {vote: index for index, vote in enumerate(written)}
         return cls(tuple(candidates), texts.count(""), tuple(index_of[normal_form(text)] if text else -1 for text in texts))
-
-    @property
-    def answered(self) -> int:
-        """Number of votes."""
-        return sum(candidate.number for candidate in self.candidates)
 
     def winners(self) -> list[Candidate]:
         """The candidates with the most votes: several in a tie, none if no chain votes."""
@@ -128,8 +270,6 @@ def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
 
 _MOST_WAYS = 1000
 """The largest number of ways to choose chains that are used."""
-_AT_ONCE = 4_000_000
-"""Bound on the pairs of chains that are compared at once."""
 _MOST = 0.5
 """A chain with more than this share of the weight decides the vote alone."""
 
@@ -145,71 +285,6 @@ class Weighed(NamedTuple):
     """Share of the ways in which one chain has more than half of the weight, although several chains vote."""
 
 
-class _Ballots:
-    """The votes of a problem as arrays over its chains."""
-
-    def __init__(self, chains: Sequence[Record], rule: PowerVote):
-        self.votes = Votes.of(chains)
-        self._of_chain = np.array(self.votes.of_chain, np.int64)
-        self._log_p = np.array([record["log_p"] for record in chains], np.float64)
-        self._log_q = np.array([record["log_q"] for record in chains], np.float64)
-        self._correct = np.array([candidate.correct for candidate in self.votes.candidates], np.float64)
-        self._rule = rule
-
-    def weights(self, chosen: np.ndarray) -> np.ndarray:
-        """Weights of chosen chains, (ways, k)."""
-        return self._rule.weights(self._of_chain[chosen] >= 0, self._log_p[chosen], self._log_q[chosen])
-
-    def chances(self, chosen: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The probability that each answer is returned, (ways, answers)."""
-        shape = len(chosen), len(self.votes.candidates) + 1  # the last column has the chains that do not vote
-        places = self._of_chain[chosen] % shape[1] + shape[1] * np.arange(len(chosen))[:, None]
-        scores = np.bincount(places.ravel(), weights.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
-        return chances(scores[:, :-1])
-
-    def weighed(self, chosen: np.ndarray) -> Weighed:
-        """The means over these ways to choose chains, an index array (ways, k)."""
-        ways, k = chosen.shape
-        pieces = np.array_split(chosen, -(-ways * k * k // _AT_ONCE))
-        correct, effective, dominated = np.concatenate([self._of_each(piece) for piece in pieces], axis=1).mean(axis=1)
-        return Weighed(round(float(correct), 12), float(effective), float(dominated))
-
-    def _of_each(self, chosen: np.ndarray) -> np.ndarray:
-        """The values of `Weighed` for each way, (3, ways)."""
-        weights = self.weights(chosen)
-        squares = (weights**2).sum(axis=-1)
-        effective = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
-        several = (self._of_chain[chosen] >= 0).sum(axis=-1) > 1
-        correct = self.chances(chosen, weights) @ self._correct
-        return np.stack([correct, effective, (weights.max(axis=-1) > _MOST) & several])
-
-
-def weighted(records: Sequence[Record], rule: PowerVote) -> list[dict]:
-    """The weighted vote of each problem.
-
-    A row has problem, answer (the most probable one's most frequent text; None in a tie and without votes), chance (of that
-    answer to be returned), answered (number of chains that vote), chains, tied, winners (texts of the most probable answers),
-    correct (in [0, 1]: the probability that the returned answer is correct), effective and dominated (see `Weighed`).
-
-    Raises:
-        UserError: if a chain has no log q or is not an independent draw.
-    """
-    check_log_q(records, f"aggregate={rule.name}")
-    rows = []
-    for problem, chains in by_problem(records).items():
-        ballots, chosen = _Ballots(chains, rule), np.arange(len(chains))[None]
-        candidates = ballots.votes.candidates
-        returned, = ballots.chances(chosen, ballots.weights(chosen))
-        most = returned.max(initial=0.0)
-        winners = [candidate.answer for candidate, chance in zip(candidates, returned, strict=True)
-                   if most > 0.0 and math.isclose(chance, most, rel_tol=1e-12)]
-        weighed = ballots.weighed(chosen)
-        rows.append({"problem": problem, "answer": winners[0] if len(winners) == 1 else None, "chance": float(most),
-                     "answered": ballots.votes.answered, "chains": len(chains), "tied": len(winners) > 1, "winners": winners,
-                     **weighed._asdict()})
-    return rows
-
-
 def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[int]) -> list[Weighed]:
     """For each k, the expected result of a weighted vote over k chains of one problem.
 
@@ -217,8 +292,25 @@ def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[in
     more, it is the mean over 1,000 of them, drawn with a fixed seed. The standard error of the latter is at most 1.6 points on
     one problem, and falls with the square root of the number of problems.
     """
-    ballots = _Ballots(chains, rule)
-    return [ballots.weighed(_choices(len(chains), k, ordered=False)) for k in ks]
+    votes = Votes.of(chains)
+    of_chain, correct = np.array(votes.of_chain, np.int64), np.array([each.correct for each in votes.candidates], np.float64)
+    log_p, log_q = (np.array(column, np.float64) for column in zip(
+        *((record["log_p"], record["log_q"]) for record in chains), strict=True))
+
+    def of(k: int) -> Weighed:
+        chosen = _choices(len(chains), k, ordered=False)  # (ways, k)
+        weights = rule.weights(of_chain[chosen] >= 0, log_p[chosen], log_q[chosen])
+        # The sum of weights of each answer, (ways, answers + 1); the last column has the chains that do not vote.
+        shape = len(chosen), len(correct) + 1
+        places = of_chain[chosen] % shape[1] + shape[1] * np.arange(len(chosen))[:, None]
+        scores = np.bincount(places.ravel(), weights.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+        squares = (weights**2).sum(axis=-1)
+        effective = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
+        dominated = (weights.max(axis=-1) > _MOST) & ((of_chain[chosen] >= 0).sum(axis=-1) > 1)
+        means = np.stack([chances(scores[:, :-1]) @ correct, effective, dominated]).mean(axis=1)
+        return Weighed(round(float(means[0]), 12), float(means[1]), float(means[2]))
+
+    return [of(k) for k in ks]
 
 
 class AdaptiveResult(NamedTuple):
@@ -279,20 +371,6 @@ def _choices(size: int, k: int, ordered: bool) -> np.ndarray:
     return np.argsort(key.uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size), axis=1)[:, :k]
 
 
-KEYS = ("log_p", "power")
-
-
-def check_key(records: Sequence[Record], key: str, alpha: float | None) -> None:
-    """Checks that this key can choose among the records. Raises UserError."""
-    if key not in KEYS:
-        raise UserError(f"best of several chains: key given {key!r}; allowed: {', '.join(KEYS)}")
-    if key != "power":
-        return
-    if alpha is None or not alpha > 0.0:
-        raise UserError(f"best of several chains by power: alpha given {alpha}; allowed: a number > 0")
-    check_log_q(records, "best of several chains by power")
-
-
 def check_log_q(records: Sequence[Record], what: str) -> None:
     """Checks that log_q of each record is the log-probability of its draw, as `what` needs. Raises UserError."""
     for record in records:
@@ -302,21 +380,6 @@ def check_log_q(records: Sequence[Record], what: str) -> None:
         if record.get("proposals") or record.get("trace") or record.get("measures"):
             raise UserError(f"{name} its sampler chose among draws, so log_q is not its log-probability; allowed: independent "
                             "draws, as of sampler=temperature")
-
-
-def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarray:
-    """Probability of choosing each chain, float64 (chains,). They sum to 1, or to 0 if no chain could be drawn."""
-    drawn = np.array([record["verdict"] not in UNDRAWN for record in chains])
-    if not drawn.any():
-        return np.zeros(len(chains))
-    log_p = np.array([record["log_p"] for record in chains], np.float64)
-    if key == "log_p":
-        chosen = drawn & (log_p == log_p[drawn].max())
-        return chosen / chosen.sum()
-    if alpha is None:
-        raise ValueError("power needs alpha: see check_key")
-    log_q = np.array([record["log_q"] for record in chains], np.float64)
-    return PowerVote(alpha=alpha).weights(drawn, log_p, log_q)
 
 
 def expected_likeliest(chains: Sequence[Record], k: int) -> float:

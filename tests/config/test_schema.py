@@ -24,8 +24,8 @@ from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, r
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
-from dflash_mcmc.statistics.rules import PROGRAM_RULES, PowerVote
 from dflash_mcmc.statistics.summaries import NAMES
+from dflash_mcmc.statistics.votes import PROGRAM_RULES, PowerVote
 from dflash_mcmc.train.recipe import DraftPlan, Shape
 from tests.refusals import command_is_refused, refused
 

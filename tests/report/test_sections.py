@@ -191,7 +191,7 @@ class TestSeveralChains:
 
     def test_votes_have_rows_of_their_own_at_the_cost_of_all_chains(self, study):
         found = {row["run"]: row for row in overall.section(study).tables[0].rows}
-        assert list(found) == ["temp", "temp, majority of 3", "temp, best by log p of 3", "temp, weighed by p^4 of 3"]
+        assert list(found) == ["temp", "temp, majority of 3", "temp, best by log p of 3"]
         assert (found["temp"]["correct"], found["temp"]["num_samples"]) == (6, 9)
         vote = found["temp, majority of 3"]
         assert vote["correct"] == pytest.approx(2 + 1 / 3)  # the last problem is a tie of three answers
@@ -252,7 +252,7 @@ class TestSeveralChains:
             "power vote (alpha 3)", "adaptive vote (confidence 0.8)"]
         assert [entry.shown for entry in own.entries] == [
             "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, adaptive vote (confidence 0.8) of 2",
-            "temp, best by log p of 2", "temp, weighed by p^4 of 2"]
+            "temp, best by log p of 2"]
 
     def test_runs_without_importance_weights_are_named(self, tmp_path):
         write(tmp_path / "demo", "ps", [record("a", chain=chain, proposals=4) for chain in range(2)], num_chains=2)
@@ -264,7 +264,6 @@ class TestSeveralChains:
             (run, rule) for run in ("ps", "temp top_p=0.9") for rule in (
                 "majority vote", "adaptive vote (confidence 0.95)")]
         assert "no power vote: ps; temp top_p=0.9." in section.text[-1]
-        assert not [entry for entry in found.entries if entry.by == "drawn"]
         write(tmp_path / "single", "greedy", [record("a")])
         assert chains.rules_section(study_over(tmp_path / "single")) is None
 
@@ -293,7 +292,7 @@ class TestSeveralChains:
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)],
               identity("temp", grader=grader), num_chains=3)
         found = study_over(tmp_path)
-        assert [entry.by for entry in found.entries] == ["sample", "log_p", "drawn"]
+        assert [entry.by for entry in found.entries] == ["sample", "log_p"]
         section = chains.section(found)
         assert [(row["pass_at_k"], row["majority_at_k"]) for row in rows(section, "votes")] == [(1.0, None)] * 3
         assert len(section.drawings[0].make().axes) == 2

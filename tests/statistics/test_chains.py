@@ -11,11 +11,11 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics import paired
-from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
+from dflash_mcmc.statistics.chains import affordable, aggregated, majority, pass_at_k, pass_curve, vote_curve
 from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import agreement, compare
-from dflash_mcmc.statistics.rules import PowerVote
 from dflash_mcmc.statistics.summaries import summarise
+from dflash_mcmc.statistics.votes import PowerVote
 from tests.statistics.test_summaries import record as summed
 
 
@@ -51,9 +51,7 @@ def test_majority_counts_texts_and_states_ties():
     assert {name: row["correct"] for name, row in found.items()} == {
         "won": 1.0, "lost": 0.0, "tied": pytest.approx(1 / 3), "tied_wrong": 0.0, "silent": 0.0, "one": 1.0}
     assert [name for name, row in found.items() if row["tied"]] == ["tied", "tied_wrong"]
-    assert (found["won"]["answer"], found["won"]["votes"], found["won"]["answered"]) == ("1", 2, 3)
-    assert (found["tied"]["answer"], found["tied"]["winners"], found["tied"]["answered"]) == (None, ["1", "2", "3"], 3)
-    assert (found["silent"]["answer"], found["silent"]["votes"], found["silent"]["chains"]) == (None, 0, 2)
+    assert [row["answer"] for row in rows] == ["1", "2", None, None, None, "1"]
 
 
 def graded(*answers: tuple[str, str]) -> list[dict]:
@@ -66,9 +64,9 @@ def test_a_vote_is_a_normalised_text_for_right_and_wrong_answers():
     half = [("1/2", "correct"), ("0.5", "correct"), (r"\\frac12", "correct"), (r"\\dfrac{1}{2}", "timeout")]
     third = [("1/3", "wrong"), (r"\\frac{1}{3}", "wrong"), (r"\\frac13", "wrong"), ("1 / 3", "wrong")]
     row, = majority(graded(*half, *third))
-    assert (row["tied"], row["votes"], row["correct"]) == (True, 4, 0.5)
+    assert (row["tied"], row["correct"]) == (True, 0.5)
     row, = majority(graded(*half, *third[1:]))
-    assert (row["answer"], row["votes"], row["correct"]) == ("1/2", 4, 1.0)
+    assert (row["answer"], row["correct"]) == ("1/2", 1.0)
     row, = majority(graded(*half[1:], *third))
     assert (row["answer"], row["correct"]) == ("1/3", 0.0)
 
@@ -76,16 +74,16 @@ def test_a_vote_is_a_normalised_text_for_right_and_wrong_answers():
 def test_a_vote_is_right_if_the_text_that_it_returns_is():
     """The normal form drops words, and texts of one vote may differ in their verdicts."""
     row, = majority(graded(("2", "correct"), *4 * [(r"2 \text{ or } -2", "wrong")]))
-    assert (row["answer"], row["votes"], row["correct"]) == (r"2 \text{ or } -2", 5, 0.0)
+    assert (row["answer"], row["correct"]) == (r"2 \text{ or } -2", 0.0)
     row, = majority(graded((r"2 \text{ or } -2", "wrong"), *4 * [("2", "correct")]))
-    assert (row["answer"], row["votes"], row["correct"]) == ("2", 5, 1.0)
+    assert (row["answer"], row["correct"]) == ("2", 1.0)
 
 
 def test_a_vote_does_not_know_the_gold_answer():
     """Texts that only the grader recognises as equal are different votes, as wrong answers are."""
     found = graded(("2/4", "correct"), (r"\\frac{3}{6}", "correct"), ("0.50", "correct"), ("3", "wrong"), ("3", "wrong"))
     row, = majority(found)
-    assert (row["answer"], row["votes"], row["correct"]) == ("3", 2, 0.0)
+    assert (row["answer"], row["correct"]) == ("3", 0.0)
     row, = majority(found[:4])
     assert (row["tied"], row["correct"]) == (True, 0.75)
 
@@ -106,19 +104,19 @@ def test_majority_of_k_is_the_mean_over_all_subsets(seed):
     problems = [tuple(rng.choice(["1", "2", "3", "4", None], 8, p=rng.dirichlet(np.ones(5)))) for _ in range(4)]
     records = [record for number, answers in enumerate(problems) for record in chains(str(number), *answers)]
     for size in range(1, 9):  # a curve ends with all chains of a problem
-        for row in majority_curve([record for record in records if record["chain"] < size]):
+        for row in vote_curve([record for record in records if record["chain"] < size]):
             expected = np.mean([enumerated_majority(answers[:size], row["k"]) for answers in problems])
             assert row["accuracy"] == pytest.approx(expected, abs=1e-12)
-    full = majority_curve(records)[-1]
+    full = vote_curve(records)[-1]
     assert (full["k"], full["accuracy"]) == (8, pytest.approx(np.mean([row["correct"] for row in majority(records)])))
     one = [record["verdict"] == "correct" for record in records]
-    assert majority_curve(records)[0]["accuracy"] == pytest.approx(np.mean(one))
+    assert vote_curve(records)[0]["accuracy"] == pytest.approx(np.mean(one))
 
 
 def test_votes_of_many_chains_are_counted_not_enumerated():
     """64 chains, 30 right, 34 with distinct wrong answers: a vote of 32 is nearly always right, a vote of one with 30 / 64."""
     records = chains("a", *["1"] * 30, *[f"wrong {number}" for number in range(34)])
-    curve = {row["k"]: row["accuracy"] for row in majority_curve(records)}
+    curve = {row["k"]: row["accuracy"] for row in vote_curve(records)}
     assert list(curve) == [1, 2, 4, 8, 16, 32, 64]
     assert curve[1] == curve[2] == pytest.approx(30 / 64)  # with two chains, any disagreement is a tie
     assert 0.999 < curve[32] <= curve[64] == 1.0
@@ -129,40 +127,22 @@ def test_best_by_log_p_is_the_most_likely_drawn_chain():
     for record, log_p in zip(records, (-5.0, -3.0, -4.0, 0.0), strict=True):
         record["log_p"] = log_p
     records[3].update(verdict="not_drawn", answer=None)  # an empty sequence has log p 0
-    row, = best_of(records, "log_p")
-    assert (row["answer"], row["correct"], row["tied"], row["effective"], row["chains"]) == ("2", 0.0, False, 1.0, 4)
+    row, = aggregated(records, "log_p")
+    assert (row["correct"], row["num_chains"]) == (0.0, 4)
     records[2]["log_p"] = -3.0
-    row, = best_of(records, "log_p")
-    assert (row["correct"], row["tied"], row["effective"]) == (0.5, True, 2.0)
-    row, = best_of([{**record, "verdict": "not_drawn"} for record in records], "log_p")
-    assert (row["correct"], row["effective"]) == (0.0, 0.0)
-
-
-def test_best_by_power_is_importance_resampling():
-    """Sequences drawn from a known p: the expected accuracy approaches that of p^4, which favours the most likely one."""
-    p, correct = np.array([0.4, 0.3, 0.2, 0.1]), np.array([1, 0, 1, 0])
-    rng = np.random.default_rng(2)
-    drawn = rng.choice(4, 4000, p=p)
-    records = [summed("a", "correct" if correct[x] else "wrong", number, answer=str(x), log_p=np.log(p[x]), log_q=np.log(p[x]),
-                      proposals=0) for number, x in enumerate(drawn)]
-    row, = best_of(records, "power", alpha=4.0)
-    assert row["correct"] == pytest.approx((p**4 @ correct) / (p**4).sum(), abs=0.02)
-    weights = (p[drawn] ** 3) / (p[drawn] ** 3).sum()
-    assert row["correct"] == pytest.approx(weights @ correct[drawn])
-    assert row["effective"] == pytest.approx(1 / (weights**2).sum())
-    assert best_of(records, "power", alpha=1.0)[0]["correct"] == pytest.approx(correct[drawn].mean())
+    assert aggregated(records, "log_p")[0]["correct"] == 0.5
+    row, = aggregated([{**record, "verdict": "not_drawn"} for record in records], "log_p")
+    assert (row["correct"], row["verdict"]) == (0.0, "not_drawn")
 
 
 def test_weights_need_the_log_probability_of_the_draws():
     records = chains("a", "1", "2", proposals=0)
     without = [{key: value for key, value in record.items() if key != "log_q"} for record in records]
-    for given, message in (
-            ((without, "power", 4.0), "problem a, chain 0: the record has no log_q"),
-            ((records, "power"), "alpha given None"), ((records, "length"), "'length'; allowed: log_p, power"),
-            *(((chains("a", "1", **{"proposals": 0, **fields}), "power", 4.0), "log_q is not its log-probability")
-              for fields in ({"proposals": 32}, {"trace": [{"candidate": 0}]}, {"measures": {"candidate_ess": 0.5}}))):
+    for given, message in ((without, "problem a, chain 0: the record has no log_q"), *(
+            (chains("a", "1", **{"proposals": 0, **fields}), "log_q is not its log-probability")
+            for fields in ({"proposals": 32}, {"trace": [{"candidate": 0}]}, {"measures": {"candidate_ess": 0.5}}))):
         with pytest.raises(UserError, match=message):
-            best_of(*given)
+            aggregated(given, PowerVote())
 
 
 def several() -> list[dict]:
@@ -173,7 +153,7 @@ def several() -> list[dict]:
 
 def test_a_combined_record_works_like_a_sample():
     records = aggregated(several())
-    assert [record["verdict"] for record in records] == ["correct", "tied", "no_answer"]
+    assert [record["verdict"] for record in records] == ["correct", "expected", "no_answer"]
     assert [record["correct"] for record in records] == [1.0, 0.5, 0.0]
     expected = {"seconds": 2.0, "share_seconds": 2.0, "token_forwards": 200, "num_tokens": 40, "num_chains": 4, "level": 3}
     assert records[0] | expected == records[0]
@@ -189,7 +169,7 @@ def test_a_combined_record_works_like_a_sample():
     slowest = [aggregated(timed, chains=number)[0]["seconds"] for number in (1, 2, 3)]  # pairs take 2, 4 and 4 s
     assert slowest == pytest.approx([7 / 3, 10 / 3, 4.0])
     by_log_p = aggregated(several(), "log_p")  # of equal values, one is drawn uniformly
-    assert [(row["correct"], row["verdict"]) for row in by_log_p] == [(0.75, "tied"), (0.5, "tied"), (0.0, "no_answer")]
+    assert [row["correct"] for row in by_log_p] == [0.75, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("by", ["majority", "log_p", PowerVote(alpha=2.0)], ids=str)
@@ -211,9 +191,8 @@ def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(by, number):
 
 def test_problems_with_fewer_chains_are_left_out_and_bad_numbers_refused():
     assert [record["problem"] for record in aggregated([*chains("a", "1", "1"), *chains("b", "1")], chains=2)] == ["a"]
-    for arguments in ({"chains": 0}, {"by": "power", "alpha": 4.0, "chains": 1}):
-        with pytest.raises(UserError, match="chains: given"):
-            aggregated(several(), **arguments)
+    with pytest.raises(UserError, match="chains: given"):
+        aggregated(several(), chains=0)
 
 
 def test_chains_of_a_problem_read_its_prompt_once():

@@ -17,7 +17,7 @@ from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics import chains
-from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
+from dflash_mcmc.statistics.chains import affordable, aggregated, majority, pass_curve, vote_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
@@ -59,7 +59,7 @@ def section(study: Study) -> Section | None:
     curves, ties = dict[str, list[dict]](), list[str]()
     for run in study.runs:
         if run.num_chains > 1:
-            passed, voted = pass_curve(run.records), majority_curve(run.records) if votes(run) else ()
+            passed, voted = pass_curve(run.records), vote_curve(run.records) if votes(run) else ()
             none = IntervalEstimate().columns("majority_at_k")
             at_k = [IntervalEstimate.of(row, "accuracy").columns("majority_at_k") for row in voted] or [none] * len(passed)
             curves[run.shown] = [{"run": run.shown, **row, **vote} for row, vote in zip(passed, at_k, strict=True)]
@@ -146,7 +146,7 @@ def rules_section(study: Study) -> Section | None:
     voting = [run for run in study.runs if votes(run)]
     for run in voting:
         base = outcomes(aggregated(run.full))
-        curves[run.shown] = {_MAJORITY: majority_curve(run.records)}
+        curves[run.shown] = {_MAJORITY: vote_curve(run.records)}
         rows.append({"run": run.shown, "rule": _MAJORITY, "k": run.num_chains, "problems": len(base.problems),
                      **accuracy_of(base).columns("accuracy"), "effective": None, "dominated": None,
                      **IntervalEstimate().columns("difference"), "p_value": None, "p_holm": None, "verdict": "-"})
@@ -157,7 +157,7 @@ def rules_section(study: Study) -> Section | None:
                      for name in ("effective", "dominated")}
             rows.append({"run": run.shown, "rule": rule.shown, "k": run.num_chains, "problems": len(own.problems),
                          **accuracy_of(own).columns("accuracy"), **means, **parts.differences(compare(own, base))})
-            curves[run.shown][rule.shown] = weighted_curve(run.records, rule)
+            curves[run.shown][rule.shown] = vote_curve(run.records, rule)
     if not rows:
         return None
     parts.adjusted(rows)
@@ -208,7 +208,7 @@ def matched_section(study: Study) -> Section | None:
     if not drawn or not others:
         return None
     ways: list[tuple[Run, str, Callable[[int], list[Combined]]]] = [  # the votes over k chains, computed once for each k
-        (run, rule.shown if rule else _MAJORITY, cache(partial(aggregated, run.full, rule or "majority", None)))
+        (run, rule.shown if rule else _MAJORITY, cache(partial(aggregated, run.full, rule or "majority")))
         for run in drawn for rule in (None, *rules_asked_for(run))]
     tables = []
     for cost, name in _COSTS.items():

@@ -131,7 +131,7 @@ def _cost_figure(study: Study, rows: list[dict]) -> figure.Figure:
     """Accuracy over each cost: a line for each method over its budgets, with its name at the end of the line."""
     varies = varying([run.identity for run in study.runs])
     budgets = {key.partition(".")[2] for key in varies if key.startswith("sampler.num_")}
-    ways = {"sample": "", "majority": ", majority vote", "log_p": ", best by log p", "drawn": ", weighed by p^alpha"}
+    ways = {"sample": "", "majority": ", majority vote", "log_p": ", best by log p"}
     methods: dict[str, list[dict]] = {}
     for entry, row in zip(study.entries, rows, strict=True):  # a method is a label without the numbers that are a budget
         methods.setdefault(entry.run.label_without(budgets) + ways.get(entry.by, f", {entry.by} vote"), []).append(row)
