@@ -11,7 +11,7 @@ import datetime
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
@@ -89,7 +89,18 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
             prompt, question = (problem["prompt"], problem["question"]) if problem else ("", "")
             pool.submit(index, continued(prompt, record["text"], own), record["gold"], question)
     grades = dict(pool.finished(wait=True))
-    regraded = Regraded(folder, target, [_regraded(record, grades.get(index), name) for index, record in enumerate(records)])
+    # The old grade is in `before`. Without a new grade a record keeps its verdict. `grade_seconds` stays that of the run: the
+    # same texts with the same grader give the same bytes.
+    new = list[Record]()
+    for index, record in enumerate(records):
+        old: Mapping[str, object] = record
+        before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
+        grade = grades.get(index)
+        changed = {} if grade is None else {
+            "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+            "same_string": grade.same_string, "walls": grade.walls, **grade.shown()}
+        new.append(cast("Record", {**record, **changed, "grader": name, "before": before}))
+    regraded = Regraded(folder, target, new)
     if target != folder:
         _write(regraded, identity, sessions, configured, config)
     return regraded
@@ -115,20 +126,6 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
 
 def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
     return {key_of(record): record for record in read_records(folder, sample_schema())}
-
-
-def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
-    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict.
-
-    `grade_seconds` stays that of the run: the same texts with the same grader give the same bytes.
-    """
-    old: Mapping[str, object] = record
-    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
-    if grade is None:
-        return {**record, "grader": name, "before": before}
-    new = {"verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-           "same_string": grade.same_string, "walls": grade.walls, **grade.shown(), "grader": name, "before": before}
-    return cast("Record", {**record, **new})
 
 
 def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
@@ -241,8 +238,18 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
-    for number, text in enumerate(_reports(runs, _graders(runs, overrides))):
-        print(f"\n\n{text}" if number else text, end="", flush=True)
+    pools: dict[int, GradingPool] = {}
+    with ExitStack() as stack:
+        for number, ((folder, named), config) in enumerate(zip(runs, _graders(runs, overrides), strict=True)):
+            if id(config) not in pools:
+                pools[id(config)] = stack.enter_context(closing(config.grader.start()))
+            try:
+                text = report(regrade(folder, config, pools[id(config)]))
+            except NotRegraded as error:  # a run without texts is an error only if the command names it
+                if named:
+                    raise
+                text = f"left out: {error}"
+            print(f"\n\n{text}" if number else text, end="", flush=True)
     print()
 
 
@@ -259,21 +266,6 @@ def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
 
     made = {repr(each): grader_config(of(each), each) for each in {repr(each): each for each in own}.values()}
     return [made[repr(each)] for each in own]
-
-
-def _reports(runs: Sequence[Found], configs: Sequence[Config]) -> Iterator[str]:
-    """The changes of each run. A run without texts is left out; it is an error only if the command names that run."""
-    pools: dict[int, GradingPool] = {}
-    with ExitStack() as stack:
-        for (folder, named), config in zip(runs, configs, strict=True):
-            if id(config) not in pools:
-                pools[id(config)] = stack.enter_context(closing(config.grader.start()))
-            try:
-                yield report(regrade(folder, config, pools[id(config)]))
-            except NotRegraded as error:
-                if named:
-                    raise
-                yield f"left out: {error}"
 
 
 if __name__ == "__main__":

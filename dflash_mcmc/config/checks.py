@@ -34,7 +34,6 @@ def checked(config: Config) -> Config:
         if stands_for is not None and stands_for != chosen:
             raise ConfigError(group, chosen, f"{stands_for!r}, the value of condition={config.condition.name}; or no "
                               "condition")
-    config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
     _check_draft(config)
     _check_aggregate(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))

@@ -76,8 +76,6 @@ class CheckpointDraft(Draft):
 
     has_block_network: ClassVar[bool] = True
     """Whether one forward of the network serves a block, as DFlash's does."""
-    is_slotwise: ClassVar[bool] = False
-    """Whether the law of a drafted token depends on the tokens drafted before it in the block."""
     example: ClassVar[str]
     """A hub name, for errors."""
 

@@ -23,7 +23,6 @@ class DFlash2Draft(CheckpointDraft):
     """
 
     presets = ("tiny_dflash2",)
-    is_slotwise = True
     example = "z-lab/Qwen3.8-27B-DFlash2"
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:

@@ -27,7 +27,6 @@ class DSparkDraft(CheckpointDraft):
                         "the identity, but its location is not")
 
     presets = ("tiny_dspark",)
-    is_slotwise = True
     example = "deepseek-ai/dspark_qwen3_4b_block7"
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.draft import CheckpointDraft, Draft
+from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
@@ -215,18 +215,14 @@ def check(config: Config) -> Checked:
     trained = draft.training_record().get("held_out_tau")
     title = f"{name_of(draft)} {draft.path} on {cast('HFModel', config.model).path}, {len(greedy)} problems" + (
         f"; tau of its training is {trained:.2f}" if isinstance(trained, (int, float)) else "")
-    return Checked(title, len(greedy), {name: tau for temperature, walks in drawn.items()
-                                        for name, tau in _positions(walks, f"temperature {temperature:g}")},
-                   *redrafted(drafter, greedy))
-
-
-def _positions(walks: Sequence[BlockWalk], name: str) -> Iterator[tuple[str, IntervalEstimate]]:
-    """tau, and tau by range of positions of the answer. A block counts where it begins."""
-    for first, below in ((0, None), *zip((0, *EDGES), (*EDGES, None), strict=True)):
-        inside = [[gained for gained, anchor in zip(walk.gained, walk.anchors(), strict=True)
-                   if first <= anchor + 1 - len(walk.prompt) < (below or np.inf)] for walk in walks]
-        places = f", tokens {first} to {below - 1}" if below else f", tokens from {first}" if first else ""
-        yield name + places, Ratio.of(inside).tau()
+    positions = dict[str, IntervalEstimate]()
+    for temperature, walks in drawn.items():  # a block counts where it begins
+        for first, below in ((0, None), *zip((0, *EDGES), (*EDGES, None), strict=True)):
+            inside = [[gained for gained, anchor in zip(walk.gained, walk.anchors(), strict=True)
+                       if first <= anchor + 1 - len(walk.prompt) < (below or np.inf)] for walk in walks]
+            places = f", tokens {first} to {below - 1}" if below else f", tokens from {first}" if first else ""
+            positions[f"temperature {temperature:g}{places}"] = Ratio.of(inside).tau()
+    return Checked(title, len(greedy), positions, *redrafted(drafter, greedy))
 
 
 def changes(layers: tuple[int, ...], num_layers: int) -> list[Change]:
@@ -337,7 +333,15 @@ def measure(config: Config) -> list[Pace]:
     drafter = config.draft.load(model)
     assert drafter is not None
     prompts = build.prompts(config, model, config.dataset.problems())
-    drafters, paces = [*_shorter(config.draft, drafter.num_drafted, model), drafter], list[Pace]()
+    drafters, paces = [drafter], list[Pace]()
+    # And the drafters of 1, 3, 7, ... tokens, where the draft's fields allow another number
+    names = {field.name for field in dataclasses.fields(config.draft)}  # type: ignore[arg-type]
+    field, anchors = ("num_drafted", 0) if "num_drafted" in names else ("block_size", 1)
+    for count in reversed([2**power - 1 for power in range(1, drafter.num_drafted.bit_length() + 1)]):
+        if count < drafter.num_drafted and field in names:
+            shorter = dataclasses.replace(config.draft, **{field: count + anchors}).load(model)  # type: ignore[type-var]
+            assert shorter is not None
+            drafters.insert(0, shorter)
     with bars.Bar(len(TEMPERATURES) * (1 + len(drafters)) * (1 + _TURNS) * len(prompts), "answer", "drafts speed") as bar:
         for temperature in TEMPERATURES:
             timed = partial(_timed, config, model, prompts, temperature, bar.update)
@@ -362,16 +366,6 @@ def shown_paces(paces: Sequence[Pace]) -> str:
         lines.append(f"temperature {temperature:g}: {said} ({best.num_drafted} drafted tokens, tau {best.tau:.2f}, break-even "
                      f"{best.break_even:.2f})")
     return "\n".join(lines)
-
-
-def _shorter(draft: Draft, most: int, model: LanguageModel) -> Iterator[Drafter]:
-    """The drafters of 1, 3, 7, ... tokens, below `most`, where the draft's fields allow another number."""
-    names = {field.name for field in dataclasses.fields(draft)}  # type: ignore[arg-type]
-    field, anchors = ("num_drafted", 0) if "num_drafted" in names else ("block_size", 1)
-    for count in (2**power - 1 for power in range(1, most.bit_length() + 1) if 2**power - 1 < most and field in names):
-        shorter = dataclasses.replace(draft, **{field: count + anchors}).load(model)  # type: ignore[type-var]
-        assert shorter is not None
-        yield shorter
 
 
 def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float,

@@ -66,7 +66,20 @@ def answers(config: Settings, model: LanguageModel, work: Work, source: str) -> 
     if source == "gold":
         prompts, tokens = solutions(config, model, pending)
         return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
-    return _greedy(config, model, work, build.prompts(config, model, pending))
+    prompts = build.prompts(config, model, pending)
+    engine = slots.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
+
+    def chain(prompt: np.ndarray) -> Chain:
+        greedy = SamplingParams(temperature=0.0)
+        return ChainResult((yield Draw(Trajectory.start(prompt), config.dataset.max_new_tokens, greedy, Key(config.seed))))
+
+    def drawn() -> Iterator[tuple[Unit, Answer]]:
+        for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
+            tokens = np.empty(0, np.int64) if done.result is None else done.result.trajectory.tokens
+            asked = cast("Unit", done.tag)
+            yield asked, Answer(prompts[asked.problem], tokens, done.failure)
+
+    return drawn()
 
 
 def solutions(config: Settings, model: LanguageModel | PromptEncoder,
@@ -83,17 +96,3 @@ def solutions(config: Settings, model: LanguageModel | PromptEncoder,
             raise UserError(f"dataset: the solution of problem {name} takes {len(tokens[name])} tokens after a prompt of "
                             f"{len(prompt)}; allowed: {model.max_positions} positions together (the model's)")
     return prompts, tokens
-
-
-def _greedy(config: Settings, model: LanguageModel, work: Work,
-            prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
-    engine = slots.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
-
-    def chain(prompt: np.ndarray) -> Chain:
-        greedy = SamplingParams(temperature=0.0)
-        return ChainResult((yield Draw(Trajectory.start(prompt), config.dataset.max_new_tokens, greedy, Key(config.seed))))
-
-    for done in engine.run((unit, chain(prompts[unit.problem])) for unit in work):
-        tokens = np.empty(0, np.int64) if done.result is None else done.result.trajectory.tokens
-        asked = cast("Unit", done.tag)
-        yield asked, Answer(prompts[asked.problem], tokens, done.failure)

@@ -80,16 +80,14 @@ def readings(model: LanguageModel, answer: Answer, layers: Sequence[int]) -> Ite
 
 
 def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Source:
-    """The head applied to a layer's output, either directly (`none`) or after the model's final norm (`final`)."""
+    """The head applied to a layer's output, either directly (`none`) or after the model's final norm (`final`).
+
+    Of the target's last states, which are after the final norm, `none` is the target itself.
+    """
     def normed(hidden: torch.Tensor) -> torch.Tensor:
         return model.logits(model.final_norm(hidden.to(model.dtype)))
 
     return Source(states, normed if norm == "final" else model.logits, _all(states))
-
-
-def target_source(model: LanguageModel, last: torch.Tensor) -> Source:
-    """The target itself. `last` are its states after the final norm."""
-    return Source(last, model.logits, _all(last))
 
 
 @torch.no_grad()

@@ -250,17 +250,12 @@ def refuse() -> NoReturn:
                     "probe.autoregressive=false")
 
 
-class Predictors(NamedTuple):
-    """The states that predict the tokens of continuations; equal beginnings share their states."""
-
-    hidden: torch.Tensor
-    """(states, hidden), after the final norm."""
-    which: np.ndarray
-    """int64 (count, n): the state that predicts each token."""
-
-
-def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: int, tokens: np.ndarray) -> Predictors:
+def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: int, tokens: np.ndarray
+               ) -> tuple[torch.Tensor, np.ndarray]:
     """Reads continuations, int64 (count, n), of a prefix. Common beginnings are read once.
+
+    Returns the states that predict their tokens, (states, hidden), after the final norm, and which of them predicts each
+    token, int64 (count, n): equal beginnings share their states.
 
     Args:
         cache: the cache of a sequence, one row; its first `length` tokens are the prefix.
@@ -273,35 +268,20 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
     for rows in _parts(read[order], limit):
-        nodes = _Nodes.of(read[order[rows]])
-        hidden.append(Tree(model, cache, length).read(nodes.parents, nodes.tokens))
-        which[order[rows], 1:] = count + nodes.which
-        count += len(nodes.tokens)
-    return Predictors(torch.cat(hidden), which)
-
-
-class _Nodes(NamedTuple):
-    """Rows of tokens as a tree, in which equal beginnings share nodes."""
-
-    parents: list[int]
-    tokens: list[int]
-    which: np.ndarray
-    """int64, in the shape of the rows: the node of each token."""
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> _Nodes:
-        node_of: dict[tuple[int, int], int] = {}
-        nodes = cls([], [], np.empty(rows.shape, dtype=np.int64))
-        for index, row in enumerate(rows.tolist()):
+        # A tree, in which equal beginnings share nodes: the parent of each node, its token, and the node of each read token
+        node_of, parents, of_node = dict[tuple[int, int], int](), list[int](), list[int]()
+        for index in order[rows]:
             node = PREFIX
-            for position, token in enumerate(row):
+            for position, token in enumerate(read[index].tolist(), start=1):
                 parent = node
                 node = node_of.setdefault((parent, token), len(node_of))
-                if node == len(nodes.tokens):
-                    nodes.parents.append(parent)
-                    nodes.tokens.append(token)
-                nodes.which[index, position] = node
-        return nodes
+                if node == len(of_node):
+                    parents.append(parent)
+                    of_node.append(token)
+                which[index, position] = count + node
+        hidden.append(Tree(model, cache, length).read(parents, of_node))
+        count += len(of_node)
+    return torch.cat(hidden), which
 
 
 def _parts(rows: np.ndarray, limit: int) -> Iterator[slice]:

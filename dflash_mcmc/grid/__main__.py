@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.config import command
 from dflash_mcmc.config.launcher import Slurm, changed, expand
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.fields import spec_of
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot, submission
-from dflash_mcmc.grid.folder import Grid, SlurmJob
+from dflash_mcmc.grid.folder import Grid, SlurmJob, find
 from dflash_mcmc.process import program
 
 
@@ -54,31 +56,23 @@ def states(grid: Grid) -> dict[str, State]:
             word, _, code = over[job.id][0].partition(" ")
             by_id[job.id] = State(word.lower(), False, over[job.id][1], code)
         else:
-            by_id[job.id] = _noted(grid, job)
+            last = [{"event": "unknown", "node": ""}, *grid.events(job)][-1]
+            word = {"complete": "completed", "started": "ended", "died": "ended"}.get(last["event"], last["event"])
+            known = cluster.is_here() or word not in ("ended", "requeued")
+            by_id[job.id] = State(word if known else "unknown", False, last["node"])
     return by_id
-
-
-def _noted(grid: Grid, job: SlurmJob) -> State:
-    events = grid.events(job)
-    if not events:
-        return State("unknown", False)
-    word = {"complete": "completed", "started": "ended", "died": "ended"}.get(events[-1]["event"], events[-1]["event"])
-    if not cluster.is_here() and word in ("ended", "requeued"):
-        word = "unknown"
-    return State(word, False, events[-1]["node"])
 
 
 def progress(grid: Grid, number: int) -> PointProgress:
     """The progress of a point, read from its run folder alone. Raises UserError."""
-    recorded = submission.recorded(Path(grid.points[number].folder))
+    point, (verdicts, share_seconds), remark = grid.points[number], submission.recorded(Path(grid.points[number].folder)), ""
     try:
         keys = submission.asked(snapshot.read_point(grid.point_file(number)))
+        verdicts, asked = {key: verdict for key, verdict in verdicts.items() if key in keys}, len(keys)
     except UserError as error:  # what the point reads is gone; the records are not
-        asked, done = grid.points[number].num_asked, len(recorded.verdicts)
-        return PointProgress(done, max(0, asked - done), submission.failed(recorded.verdicts), recorded.share_seconds,
-                             f"{grid.points[number].label}: {error}; all recorded samples are counted")
-    verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
-    return PointProgress(len(verdicts), len(keys) - len(verdicts), submission.failed(verdicts), recorded.share_seconds)
+        asked, remark = point.num_asked, f"{point.label}: {error}; all recorded samples are counted"
+    failed = Counter(verdicts.values())[NOT_DRAWN]
+    return PointProgress(len(verdicts), max(0, asked - len(verdicts)), failed, share_seconds, remark)
 
 
 def table(grid: Grid) -> str:
@@ -90,8 +84,12 @@ def table(grid: Grid) -> str:
         alive = [job for job in of_point if jobs[job.id].live]
         running = sum(jobs[job.id].word == "running" for job in alive) * grid.launcher.num_processes
         words = [jobs[job.id].word for job in of_point]
+        rate = left = "-"
+        if running and at.share_seconds and at.pending:
+            rate = f"{60 * running / at.share_seconds:,.1f}"
+            left = str(datetime.timedelta(seconds=round(at.pending * at.share_seconds / running)))
         rows.append([point.label, at.done, at.pending, at.failed,
-                     ", ".join(f"{count} {word}" for word, count in Counter(words).items()) or "-", *_speed(at, running)])
+                     ", ".join(f"{count} {word}" for word, count in Counter(words).items()) or "-", rate, left])
         pending += at.pending
         lines += [one_line(at.remark)] if at.remark else []
         if at.pending and not alive:
@@ -108,14 +106,6 @@ def table(grid: Grid) -> str:
         lines.append(f"all samples are drawn; now run: python -m dflash_mcmc.report {' '.join(folders)}")
     heading = f"{grid.folder} of {grid.created}; logs: {grid.folder / 'logs'}"
     return "\n".join([heading, "", shown, *([""] if lines else []), *lines])
-
-
-def _speed(at: PointProgress, running: int) -> tuple[str, str]:
-    """Samples per minute of the running jobs, and the time that they need for the pending samples."""
-    if not running or not at.share_seconds or not at.pending:
-        return "-", "-"
-    seconds = round(at.pending * at.share_seconds / running)
-    return f"{60 * running / at.share_seconds:,.1f}", str(datetime.timedelta(seconds=seconds))
 
 
 def _why(grid: Grid, job: SlurmJob, state: State) -> str:
@@ -136,7 +126,15 @@ def _why(grid: Grid, job: SlurmJob, state: State) -> str:
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
     if arguments[:1] == ["submit"] and not {"-h", "--help"} & set(arguments):
-        _submit(arguments[1:])
+        from dflash_mcmc.runner.plan import checked, only_shows
+
+        overrides = ["-m", "hydra/launcher=slurm", *expand(arguments[1:])]
+        planned = checked(overrides)
+        if only_shows(planned, overrides):
+            return
+        if planned.launcher is None:
+            raise UserError("hydra/launcher: given another launcher; allowed: slurm, or python -m dflash_mcmc for runs here")
+        submission.submit(planned, planned.launcher)
         return
     parser = program.OneLineParser("python -m dflash_mcmc.grid", formatter_class=argparse.RawDescriptionHelpFormatter,
                             description="Grids of runs on SLURM. The shell is free at once; runs share the work and continue "
@@ -154,53 +152,23 @@ def main(arguments: list[str]) -> None:
         if name == "status":
             subparser.add_argument("--every", type=float, metavar="SECONDS", help="repeat the table at this interval")
     options = parser.parse_args(arguments)
-    from dflash_mcmc.config import command
-    from dflash_mcmc.grid.folder import find
-
     command.prepare()
     fields = [name for name in options.grid if "=" in name]
     if fields and options.do != "resume":
         raise UserError(f"{options.do}: given {fields[0]}; allowed: names and folders of grids")
     grids = find([name for name in options.grid if name not in fields], options.outputs)
-    {"status": _status, "cancel": _cancel, "resume": _resume}[options.do](grids, options)
-
-
-def _submit(overrides: list[str]) -> None:
-    from dflash_mcmc.grid.submission import submit
-    from dflash_mcmc.runner.plan import checked, only_shows
-
-    arguments = ["-m", "hydra/launcher=slurm", *expand(overrides)]
-    command = checked(arguments)
-    if not only_shows(command, arguments):
-        if command.launcher is None:
-            raise UserError("hydra/launcher: given another launcher; allowed: slurm, or python -m dflash_mcmc for runs here")
-        submit(command, command.launcher)
-
-
-def _status(grids: list, options: argparse.Namespace) -> None:
-
-    while True:
-        print("\n\n".join(table(grid) for grid in grids), flush=True)
-        if options.every is None:
-            return
-        time.sleep(options.every)
-        print(flush=True)
-
-
-def _cancel(grids: list, options: argparse.Namespace) -> None:
-    from dflash_mcmc.grid import cluster
-
-    for grid in grids:
+    for grid in grids if options.do == "cancel" else ():
         live = cluster.live([job.id for job in grid.jobs])
         cluster.cancel(live)
         print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
-
-
-def _resume(grids: list, options: argparse.Namespace) -> None:
-    from dflash_mcmc.grid.submission import resume
-
-    for grid in grids:
-        resume(grid, changed(grid.launcher, [name for name in options.grid if "=" in name]))
+    for grid in grids if options.do == "resume" else ():
+        submission.resume(grid, changed(grid.launcher, fields))
+    while options.do == "status":
+        print("\n\n".join(table(grid) for grid in grids), flush=True)
+        if options.every is None:
+            break
+        time.sleep(options.every)
+        print(flush=True)
 
 
 def _fields() -> str:

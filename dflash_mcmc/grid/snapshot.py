@@ -16,8 +16,9 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from functools import reduce
 from importlib.metadata import Distribution
+from operator import getitem
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,7 +60,8 @@ def write_point(path: Path, config: Config, code: Path) -> None:
     settings = dataclasses.asdict(config)
     for name, _, _, value in walk(config):
         if isinstance(value, str):
-            _set(settings, name, _moved(name, value, code))
+            *parents, last = name.split(".")
+            reduce(getitem, parents, settings)[last] = _moved(name, value, code)
     for group in GROUPS:
         settings[group] = {"name": name_of(getattr(config, group)), **settings[group]}
     path.write_text(as_yaml(settings), encoding="utf-8")
@@ -96,19 +98,14 @@ def _moved(name: str, value: str, code: Path) -> str:
     return os.path.abspath(Path(value).expanduser()) if is_path else value
 
 
-def _set(settings: dict, name: str, value: str) -> None:
-    *parents, last = name.split(".")
-    for parent in parents:
-        settings = settings[parent]
-    settings[last] = value
-
-
 def copy_plugins(code: Path) -> None:
     """Copies the modules of all installed plugins into the folder `code`.
 
     Raises UserError for a plugin without files, such as one in an archive, and shutil.Error if the disk is full.
     """
-    for distribution in _plugins():
+    plugins = {entry_point.dist.metadata["Name"]: entry_point.dist  # a distribution may have several
+               for entry_point in importlib.metadata.entry_points(group=PLUGINS) if entry_point.dist is not None}
+    for distribution in plugins.values():
         # The modules to copy
         ours = [entry_point.module.partition(".")[0] for entry_point in distribution.entry_points
                 if entry_point.group == PLUGINS]
@@ -122,15 +119,6 @@ def copy_plugins(code: Path) -> None:
         for name in ("METADATA", "entry_points.txt"):
             (about / name).write_text(distribution.read_text(name) or _METADATA.format(
                 name=distribution.metadata["Name"], version=distribution.version))
-
-
-def _plugins() -> Iterator[Distribution]:
-    """The distributions that the entry points belong to, each once."""
-    distributions: dict[str, Distribution] = {}
-    for entry_point in importlib.metadata.entry_points(group=PLUGINS):
-        if entry_point.dist is not None:
-            distributions.setdefault(entry_point.dist.metadata["Name"], entry_point.dist)
-    yield from distributions.values()
 
 
 def _copy_module(name: str, distribution: Distribution, code: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,6 @@ from dflash_mcmc.config.identity import hash_of, identity_of, point_labels, run_
 from dflash_mcmc.config.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.config.schema import PACKAGE, Config, Job
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
@@ -57,7 +56,10 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
     planned = plan(command.jobs)
     print(table(command))
     shards = _shards([each.num_pending for each in planned], launcher)
-    _say_complete(planned)
+    if complete := [each for each in planned if not each.num_pending]:
+        which = f"{len(complete)} of {len(planned)} points" if len(complete) < len(planned) else (
+            "all points; nothing is submitted" if len(planned) > 1 else "the run; nothing is submitted")
+        print(f"already complete, with {sum(len(each.asked) for each in complete):,} samples: {which}")
     if not shards:
         return None
     outputs, name = Path(planned[0].job.config.paths.outputs).absolute(), planned[0].job.config.name
@@ -196,15 +198,6 @@ def _again(max_requeues: int) -> list[str]:
             'exit "$ended"']
 
 
-def _say_complete(points: Sequence[Planned]) -> None:
-    complete = [planned for planned in points if not planned.num_pending]
-    if complete:
-        samples = sum(len(planned.asked) for planned in complete)
-        which = f"{len(complete)} of {len(points)} points" if len(complete) < len(points) else (
-            "all points; nothing is submitted" if len(points) > 1 else "the run; nothing is submitted")
-        print(f"already complete, with {samples:,} samples: {which}")
-
-
 def _say(grid: Grid, jobs: list[SlurmJob], pending: int) -> None:
     points = len({job.point for job in jobs})
     ids = jobs[0].id if len(jobs) == 1 else f"{jobs[0].id} to {jobs[-1].id}"
@@ -282,8 +275,3 @@ def recorded(folder: Path) -> Recorded:
     shares = [seconds for path, recorded in latest.items() if newest - written[path] <= _LIVE_SECONDS
               for seconds in recorded if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
     return Recorded(verdicts, sum(shares) / len(shares) if shares else None)
-
-
-def failed(verdicts: dict[SampleKey, str | None]) -> int:
-    """Number of samples that could not be drawn."""
-    return Counter(verdicts.values())[NOT_DRAWN]

@@ -58,7 +58,9 @@ class Supervisor:
     def __call__(self) -> None:
         """Returns when nothing is left to draw; ends the process otherwise."""
         try:
-            grid, job = self._grid(), SlurmJob(id=_job_id(), point=self.point, shard=self.shard, shards=self.shards)
+            array = os.environ.get("SLURM_ARRAY_JOB_ID")
+            number = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+            grid, job = self._grid(), SlurmJob(id=number, point=self.point, shard=self.shard, shards=self.shards)
         except UserError as error:
             _end(USER_ERROR, str(error))
         for notice in (*_NOTICES, signal.SIGTERM):
@@ -229,11 +231,6 @@ def _last_lines(log: Path, count: int) -> str:
     lines = [" ".join(line.split()) for line in content.decode(errors="replace").replace("\r", "\n").split("\n")]
     shown = [line for line in lines if line and not _BAR.search(line)]
     return " | ".join(shown[-count:]).removeprefix("error: ") or "no output"
-
-
-def _job_id() -> str:
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
 
 
 def _end(code: int, line: str) -> None:

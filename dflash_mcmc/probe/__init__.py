@@ -15,13 +15,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dflash_mcmc.chains import cost
-from dflash_mcmc.draft import Draft, check_features, load_feature_drafter
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
@@ -188,10 +188,6 @@ class Probe(Component):
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
         return ("probe", *self.uses)
-
-    def with_draft(self, draft: Draft) -> Self:
-        """The probe with the values that follow from the chosen draft. They may decide which groups the probe uses."""
-        return self
 
     @abstractmethod
     def units(self, config: Settings) -> list[Unit]:

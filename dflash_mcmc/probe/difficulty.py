@@ -31,7 +31,7 @@ from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Sum
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.report.figure import INK, RIGHT, WRONG, panels
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
+from dflash_mcmc.statistics.intervals import IntervalEstimate, divided
 from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import Problem, Trajectory, UnitCost
 
@@ -247,39 +247,24 @@ class Answers(Observations):
         super().__init__(columns)
         self.wrong = self.values["wrong"].astype(bool)
         self.decided = bool(self.wrong.any() and not self.wrong.all())
-        # AUROCs need only numbers of pairs of problems, so that each problem is one observation.
-        names = list(dict.fromkeys(self.values["problem"].tolist()))
-        self._place = np.array([names.index(name) for name in self.values["problem"]], np.int64)
-        self._problems = Clusters(names)
-
-    def pairs(self, label: str) -> np.ndarray:
-        """The number of pairs in which the wrong answer has the larger value, float64 (problems, problems).
-
-        The wrong answer is from the first problem, the right one from the second. Ties count half. The sum over all problems
-        is Mann-Whitney's U.
-        """
-        scores, size = self.values[label].astype(np.float64), self._problems.size
-        wrong, right = np.flatnonzero(self.wrong), np.flatnonzero(~self.wrong)
-        order = right[np.argsort(scores[right], kind="stable")]
-        upto = np.zeros((len(right) + 1, size))  # number of right answers of each problem among the first n
-        upto[np.arange(1, len(right) + 1), self._place[order]] = 1.0
-        upto = upto.cumsum(axis=0)
-        below, not_above = (np.searchsorted(scores[order], scores[wrong], side=side) for side in ("left", "right"))
-        pairs = np.zeros((size, size))
-        np.add.at(pairs, self._place[wrong], 0.5 * (upto[below] + upto[not_above]))
-        return pairs
 
     def auroc(self, label: str | None, *minus: str | None) -> IntervalEstimate:
         """The AUROC of a detector, or its paired difference from that of another one."""
         if not self.decided or label is None or not {None, label}.isdisjoint(minus):
             return IntervalEstimate()
-        pairs = self.pairs(label) - sum(self.pairs(other) for other in minus if other)
-        wrong, right = (np.bincount(self._place, kind, self._problems.size) for kind in (self.wrong, ~self.wrong))
+        scores = [self.values[name].astype(np.float64) for name in (label, *filter(None, minus))]
 
-        def of(counts: np.ndarray) -> np.ndarray:
-            return divided(((counts @ pairs) * counts).sum(axis=1), (counts @ wrong) * (counts @ right))
+        def of(weights: np.ndarray) -> np.ndarray:
+            wrong, right = np.where(self.wrong, weights, 0.0), np.where(self.wrong, 0.0, weights)
+            won = []  # by detector the weight of the pairs in which the wrong answer has the larger value; ties count half
+            for own in scores:
+                order = np.argsort(own, kind="stable")
+                upto = np.concatenate([np.zeros((len(weights), 1)), right[:, order].cumsum(axis=1)], axis=1)
+                below, not_above = (np.searchsorted(own[order], own, side=side) for side in ("left", "right"))
+                won.append((wrong * 0.5 * (upto[:, below] + upto[:, not_above])).sum(axis=1))
+            return divided(won[0] - sum(won[1:]), wrong.sum(axis=1) * right.sum(axis=1))
 
-        return self._problems.statistic(of)._replace(n=len(self.wrong))
+        return self.clusters.statistic(of)
 
 
 def detected(records: list[dict]) -> dict[str, Any]:

@@ -74,8 +74,38 @@ class LayerRank(AnswerProbe):
 
     def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
                  work: Work) -> Callable[[Unit, Answer], dict]:
-        """Ranks of an answer's tokens, and sums of log p; see `record`."""
-        return lambda unit, answer: record(model, draft, answer, self.hard_below)
+        """Ranks of an answer's tokens, and sums of log p; see `LayerRankRecord`."""
+        import torch
+
+        from dflash_mcmc.forcing import layers
+
+        def record(unit: Unit, answer: Answer) -> dict:
+            tokens = torch.from_numpy(answer.tokens).to(model.device)
+            standing: dict[str, Standing] = {}
+            for last, outputs in layers.readings(model, answer, range(len(model.layers))):
+                if not standing:  # every group of layers comes with the same last states
+                    standing[TARGET] = layers.standings(model, layers.layer_source(model, last, "none"), tokens)
+                for layer, states in outputs.items():
+                    for norm in layers.NORMS:
+                        standing[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
+            every = torch.ones_like(tokens, dtype=torch.bool)
+            speaks = dict.fromkeys(standing, every)
+            if draft is not None:
+                source = layers.draft_source(model, draft, answer)
+                standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), standing[TARGET]
+                speaks[DRAFT] = speaks[TARGET_WHERE_DRAFTED] = source.speaks
+            hard = standing[TARGET].log_p < math.log(self.hard_below)
+            parts = {name: (tokens_of, tokens_of & hard) for name, tokens_of in speaks.items()}
+            return {"num_tokens": len(tokens), "num_hard": int(hard.sum()), "vocabulary": int((~model.forbidden).sum()),
+                    "hard": hard.nonzero()[:, 0].tolist(),
+                    "ranks": {name: [rank if known else None for rank, known in zip(
+                        row.rank.tolist(), speaks[name].tolist(), strict=True)] for name, row in standing.items()},
+                    "log_p": {name: [float(f"{float(row.log_p[part].sum()):.9g}") for part in parts[name]]
+                              for name, row in standing.items()},
+                    "agreements": {name: [int((row.best == standing[TARGET].best)[part].sum()) for part in parts[name]]
+                                   for name, row in standing.items()}}
+
+        return record
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The tables of layers and of norms, over all tokens and over hard ones."""
@@ -127,38 +157,6 @@ _PUBLISHED_FROM_END = 3
 TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 
 
-def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, hard_below: float) -> dict:
-    """The record of an answer; see `LayerRankRecord`. Raises NotNumbers."""
-    import torch
-
-    from dflash_mcmc.forcing import layers
-
-    tokens = torch.from_numpy(answer.tokens).to(model.device)
-    standing: dict[str, Standing] = {}
-    for last, outputs in layers.readings(model, answer, range(len(model.layers))):
-        if not standing:  # every group of layers comes with the same last states
-            standing[TARGET] = layers.standings(model, layers.target_source(model, last), tokens)
-        for layer, states in outputs.items():
-            for norm in layers.NORMS:
-                standing[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
-    every = torch.ones_like(tokens, dtype=torch.bool)
-    speaks = dict.fromkeys(standing, every)
-    if draft is not None:
-        source = layers.draft_source(model, draft, answer)
-        standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), standing[TARGET]
-        speaks[DRAFT] = speaks[TARGET_WHERE_DRAFTED] = source.speaks
-    hard = standing[TARGET].log_p < math.log(hard_below)
-    parts = {name: (tokens_of, tokens_of & hard) for name, tokens_of in speaks.items()}
-    return {"num_tokens": len(tokens), "num_hard": int(hard.sum()), "vocabulary": int((~model.forbidden).sum()),
-            "hard": hard.nonzero()[:, 0].tolist(),
-            "ranks": {name: [rank if known else None for rank, known in zip(
-                row.rank.tolist(), speaks[name].tolist(), strict=True)] for name, row in standing.items()},
-            "log_p": {name: [float(f"{float(row.log_p[part].sum()):.9g}") for part in parts[name]]
-                      for name, row in standing.items()},
-            "agreements": {name: [int((row.best == standing[TARGET].best)[part].sum()) for part in parts[name]]
-                           for name, row in standing.items()}}
-
-
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     """A function for `Clusters.statistic`, from the weights of the problems to the median of all ranks.
 
@@ -191,7 +189,7 @@ def row_of(records: list[dict], name: str, hard: bool) -> Observations:
     arrays, one for each problem.
 
     Args:
-        records: results of `record`, one per problem, at least one.
+        records: one per problem, at least one.
         hard: whether the row is about hard tokens alone.
     """
     every = [np.array(record["ranks"][name], np.float64)[record["hard"] if hard else slice(None)] for record in records]

@@ -76,12 +76,6 @@ class GenerationTask(NamedTuple):
     horizon: int
 
 
-def key_of(arm: str, seed: int, unit: Unit, temperature: float) -> Key:
-    """The key of a generation. All arms have keys of their own, except `same_key`, which has those of `plain`."""
-    name = PLAIN if arm == SAME_KEY else arm
-    return Key(seed).fold_in("sampled_verify", name, f"{temperature:g}", unit.problem, unit.chain)
-
-
 def speculation_of(arm: str, drafter: Drafter | None, window: int) -> Speculation | None:
     """The rule of a decoder, `speculative_match`, `same_key` or a fault, for an engine; None for `plain`."""
     if arm == PLAIN:
@@ -284,27 +278,6 @@ VALUES = Table("values", (
 ALL = (VALUES, *WORKLOADS.values(), SAME)
 
 
-def summary(records: Sequence[dict]) -> Summary:
-    """The tables `short`, `long`, `agent` and `same_key`, each where the records have its workload."""
-    drawn: dict[str, Generations] = {name: defaultdict(list) for name in WORKLOADS}
-    for record in records:
-        # A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs.
-        if not any("failure" in cell for cell in record["cells"]):
-            for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
-                drawn[record["workload"]][cell["temperature"], cell["decoder"]].append({**record, **cell, "seconds": seconds})
-    # `same_key` is no row of a workload, because it is not an independent sample.
-    tables = {name: WORKLOADS[name].rows(compared(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
-              for name, of in drawn.items() if of}
-    same = []
-    for name, of in drawn.items():
-        for temperature in dict.fromkeys(temperature for temperature, _ in of):
-            plain, match = ([one["tokens"] for one in of[temperature, decoder]] for decoder in (PLAIN, SAME_KEY))
-            same.append({"workload": name, "temperature": temperature, "n": len(plain),
-                         "equal": sum(one == other for one, other in zip(plain, match, strict=True))})
-    same = SAME.rows(same)
-    return Summary(VALUES.row({"records": records, "tables": tables, "same": same}), {**tables, "same_key": same}, {})
-
-
 def _rate(own: Sequence[dict]) -> float:
     """Tokens per second."""
     return sum(len(one["tokens"]) for one in own) / sum(one["seconds"] for one in own)
@@ -338,33 +311,6 @@ _PANELS = {"tokens_per_forward": ("Tokens per target forward", ""),
            "histogram_p": ("Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
            "distinct_4": ("New 4-grams (long)", "share of 4-grams"),
            "tool_call_share": ("Tool-call success", "share of answers")}
-
-
-def figure(tables: dict[str, list[dict]]) -> Figure:
-    """Tokens per forward, first token, histograms, degeneration and tool calls. Panels without values are left out."""
-    rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in tables.get(name, [])]
-    decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
-    series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
-    looks = [(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index in range(len(series))]
-    columns = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
-    drawn, places = panels((2.2 + 2.3 * len(columns), 1.5 + 0.38 * len(decoders)), 1, len(columns), sharey=True)
-    for axes, column in zip(places, columns, strict=True):
-        for number, (each, (colour, marker)) in enumerate(zip(series, looks, strict=True)):
-            own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
-            heights = [decoders.index(row["decoder"]) + 0.12 * (number - 0.5 * (len(series) - 1)) for row in own]
-            for row, y in zip(own, heights, strict=True):
-                if row.get(f"{column}_low") is not None:
-                    axes.plot([row[f"{column}_low"], row[f"{column}_high"]], [y, y], color=OTHER, linewidth=1.2, zorder=1)
-            axes.plot([row[column] for row in own], heights, color=colour, marker=marker, markersize=5, linestyle="none",
-                      zorder=2, label=f"{each[0]}, T = {each[1]:g}")
-        axes.set(title=_PANELS[column][0], xlabel=_PANELS[column][1])
-        if column == "histogram_p":
-            axes.set_xscale("log")
-            axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
-    places[0].set_yticks(range(len(decoders)), decoders)
-    places[0].set_ylim(len(decoders) - 0.5, -0.5)
-    legend_below(drawn, len(series))
-    return drawn
 
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
@@ -488,6 +434,7 @@ class SampledVerify(Probe):
                 tasks[unit] = GenerationTask(unit, LONG, text, min(self.long_tokens, room))
         window = max(1, round(self.window_share * len(prompt)))
         temperatures = {SHORT: self.temperatures, LONG: [_LONG_TEMPERATURE], AGENT: [_AGENT_TEMPERATURE]}
+        key = Key(config.seed).fold_in("sampled_verify")  # arms have keys of their own, except `same_key`, which has `plain`'s
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
@@ -498,7 +445,7 @@ class SampledVerify(Probe):
                         drawn = draw(
                             config, model.without_stops() if workload == LONG else model,
                             speculation_of(arm, drafter, window), sampler, own,
-                            [key_of(arm, config.seed, task.unit, temperature) for task in own])
+                            [key.fold_in(PLAIN if arm == SAME_KEY else arm, f"{temperature:g}", *task.unit) for task in own])
                         cells.append([{"decoder": arm, "temperature": temperature, **cell} for cell in drawn])
                 for row, task in enumerate(own):
                     of_task = [column[row] for column in cells]
@@ -528,12 +475,59 @@ class SampledVerify(Probe):
         return prompt
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """A table for each workload, with a row for each decoder and temperature."""
-        return summary(records)
+        """The tables `short`, `long`, `agent`, with a row for each decoder and temperature, and `same_key`.
+
+        Each is there where the records have its workload.
+        """
+        drawn: dict[str, Generations] = {name: defaultdict(list) for name in WORKLOADS}
+        for record in records:
+            # A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs.
+            if not any("failure" in cell for cell in record["cells"]):
+                for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
+                    own = drawn[record["workload"]][cell["temperature"], cell["decoder"]]
+                    own.append({**record, **cell, "seconds": seconds})
+        # `same_key` is no row of a workload, because it is not an independent sample.
+        tables = {name: WORKLOADS[name].rows(compared(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
+                  for name, of in drawn.items() if of}
+        same = []
+        for name, of in drawn.items():
+            for temperature in dict.fromkeys(temperature for temperature, _ in of):
+                plain, match = ([one["tokens"] for one in of[temperature, decoder]] for decoder in (PLAIN, SAME_KEY))
+                same.append({"workload": name, "temperature": temperature, "n": len(plain),
+                             "equal": sum(one == other for one, other in zip(plain, match, strict=True))})
+        same = SAME.rows(same)
+        return Summary(VALUES.row({"records": records, "tables": tables, "same": same}), {**tables, "same_key": same}, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        return {"fig_sampled_verify": figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
+        """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder.
+
+        Panels without values are left out.
+        """
+        if not set(summary.tables) - {"same_key"}:
+            return {}
+        rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in summary.tables.get(name, [])]
+        decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
+        series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
+        looks = [(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index in range(len(series))]
+        columns = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
+        drawn, places = panels((2.2 + 2.3 * len(columns), 1.5 + 0.38 * len(decoders)), 1, len(columns), sharey=True)
+        for axes, column in zip(places, columns, strict=True):
+            for number, (each, (colour, marker)) in enumerate(zip(series, looks, strict=True)):
+                own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
+                heights = [decoders.index(row["decoder"]) + 0.12 * (number - 0.5 * (len(series) - 1)) for row in own]
+                for row, y in zip(own, heights, strict=True):
+                    if row.get(f"{column}_low") is not None:
+                        axes.plot([row[f"{column}_low"], row[f"{column}_high"]], [y, y], color=OTHER, linewidth=1.2, zorder=1)
+                axes.plot([row[column] for row in own], heights, color=colour, marker=marker, markersize=5, linestyle="none",
+                          zorder=2, label=f"{each[0]}, T = {each[1]:g}")
+            axes.set(title=_PANELS[column][0], xlabel=_PANELS[column][1])
+            if column == "histogram_p":
+                axes.set_xscale("log")
+                axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
+        places[0].set_yticks(range(len(decoders)), decoders)
+        places[0].set_ylim(len(decoders) - 0.5, -0.5)
+        legend_below(drawn, len(series))
+        return {"fig_sampled_verify": drawn}
 
 
 def _has_temperature(sampler: type) -> bool:

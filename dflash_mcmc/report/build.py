@@ -263,7 +263,13 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     folders, studies = run_folders(runs, outputs), list[Study]()
     _progress(f"reading {len(folders)} runs")
     of_probes = [entry.folder for entry in folders if "probe" in identity_if_readable(entry.folder)]
-    probes = [run for folder in of_probes if (run := _probe_run(folder)) is not None]
+    probes = []  # those whose summary has tables, each a list of rows
+    for one in of_probes:
+        summary = object_if_readable(one / "summary.json")
+        tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
+        if isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
+                isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values()):
+            probes.append(ProbeRun(one, identity_if_readable(one), summary))
     if len(of_probes) == len(folders):
         left_out = [f"left out: {folder}: not a finished run of a probe" for folder in of_probes
                     if folder not in [run.folder for run in probes]]
@@ -366,15 +372,6 @@ def write(folder: Path, title: str, parts: list[ReportPart], formats: Collection
 def _encoded(text: str) -> bytes:
     """A text in UTF-8. Half a character, which JSON can hold and UTF-8 cannot, becomes the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
-
-
-def _probe_run(folder: Path) -> ProbeRun | None:
-    """The run of a probe; None if its summary has no tables, each a list of rows."""
-    summary = object_if_readable(folder / "summary.json")
-    tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
-    known = isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
-        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values())
-    return ProbeRun(folder, identity_if_readable(folder), summary) if known else None
 
 
 def _section_of_probe(probe: str, runs: list[ProbeRun]) -> Section:

@@ -24,6 +24,7 @@ import numpy as np
 from dflash_mcmc.errors import UserError, did_you_mean, reason_of
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import P_VALUES, Drawing, ReportPart, ReportTable, Section, adjusted, differences
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, aligned
 from dflash_mcmc.statistics.paired import VarianceParts, compare
 
@@ -198,16 +199,10 @@ class Comparison(NamedTuple):
 
     def _figure(self) -> figure.Figure:
         base, *rows = self.table.rows
-        drawn, (axes,) = figure.panels(figure.rows_size(names := [row["run"] for row in rows]))
-        axes.axvline(0.0, color=figure.INK, linewidth=0.8)
-        for place, row in enumerate(rows):
-            colour = {"better": figure.RIGHT, "worse": figure.WRONG}.get(row["verdict"], figure.OTHER)
-            axes.plot([100 * row["difference_low"], 100 * row["difference_high"]], [place, place], color=colour)
-            axes.plot([100 * row["difference"]], [place], "o", color=colour)
-        axes.set_yticks(range(len(rows)), names)
-        axes.invert_yaxis()
-        axes.set_xlabel(f"difference to {base['run']} (points), 95 % interval")
-        return drawn
+        panel = ("", f"difference to {base['run']} (points), 95 % interval",
+                 [IntervalEstimate.of(row, "difference") for row in rows], [row["verdict"] for row in rows])
+        return figure.estimates([row["run"] for row in rows], panel, line=(0.0, "-"),
+                                strong=[row["verdict"] in ("better", "worse") for row in rows])
 
 
 def compared(logs: Sequence[Log]) -> Comparison:

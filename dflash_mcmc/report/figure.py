@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dflash_mcmc.errors import writing
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
@@ -78,11 +76,6 @@ def save(figure: Figure, folder: Path, name: str, formats: Collection[str] = ())
     return set(files)
 
 
-def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
-    """Figure size in inches with one row per label and room for the labels."""
-    return 3.0 + 3.2 * panels + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
-
-
 Panel = tuple[str, str, Sequence[IntervalEstimate], Sequence[str]]
 """Title, label of the x axis, estimates, and a text beside each."""
 
@@ -96,7 +89,8 @@ def estimates(labels: Sequence[str], *of: Panel, strong: Sequence[bool] = (), li
         strong: whether each point is filled.
         line: where a line stands in the first panel, and its style.
     """
-    drawn, axes_of = panels(rows_size(labels, len(of)), 1, len(of), sharey=True)
+    size = 3.0 + 3.2 * len(of) + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
+    drawn, axes_of = panels(size, 1, len(of), sharey=True)
     for axes, (title, across, values, texts) in zip(axes_of, of, strict=True):
         for row, (estimate, filled, text) in enumerate(zip(values, strong or [False] * len(labels), texts, strict=True)):
             axes.annotate(text, (1.0, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
@@ -126,16 +120,9 @@ def plain_ticks(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
-    """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
-    intervals = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
-    return [[max(0.0, 100.0 * (value - low)) for value, low, _ in intervals],
-            [max(0.0, 100.0 * (high - value)) for value, _, high in intervals]]
-
-
-def bars_of(rows: Sequence[dict], column: str) -> list[list[float]]:
+def bars_of(rows: Sequence[dict], column: str, scale: float = 1.0) -> list[list[float]]:
     """The distances from a column of table rows to the ends of its intervals, for `Axes.errorbar`; 0 without an interval."""
-    return [[abs(row[column] - end_of(row, column, end)) for row in rows] for end in ("low", "high")]
+    return [[scale * abs(row[column] - end_of(row, column, end)) for row in rows] for end in ("low", "high")]
 
 
 def end_of(row: dict, column: str, end: str) -> float:
@@ -148,16 +135,16 @@ def name_lines(figure: Figure, axes: Axes, lines: Sequence[tuple[str, float, flo
 
     Call it after the figure's layout is computed; the axis limits must not change afterwards.
     """
-    low, high = axes.get_ylim()
-    gap = 11.0 * (high - low) / (axes.get_position().height * figure.get_size_inches()[1] * 72.0)
+    gap = 11.0 / (axes.get_position().height * figure.get_size_inches()[1] * 72.0)  # 11 points, in shares of the axis
     lines = sorted(lines, key=lambda line: line[2])
-    heights = np.array([y for _, _, y, _ in lines])
+    ends = axes.transData.transform([(x, max(y, axes.get_ylim()[0])) for _, x, y, _ in lines])
+    heights = axes.transAxes.inverted().transform(ends)[:, 1]
     for place in range(1, len(heights)):
         heights[place] = max(heights[place], heights[place - 1] + gap)
-    heights -= max(0.0, heights.max(initial=low) - high)
+    heights -= max(0.0, heights.max(initial=0.0) - 1.0)
     for place in reversed(range(len(heights) - 1)):
         heights[place] = min(heights[place], heights[place + 1] - gap)
     for (text, x, y, colour), height in zip(lines, heights, strict=True):
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "shrinkB": 4, "relpos": (0, 0.5)}
         axes.annotate(text if len(text) <= 60 else f"{text[:57]}...", (x, y), (1.03, height), color=colour, fontsize=8,
-                      va="center", textcoords=("axes fraction", "data"), annotation_clip=False, arrowprops=line)
+                      va="center", textcoords="axes fraction", annotation_clip=False, arrowprops=line)

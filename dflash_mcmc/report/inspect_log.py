@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from inspect_ai.log import (
@@ -68,24 +66,12 @@ def write(run: Run, folder: Path, form: str) -> Path:
 
 def log_of(run: Run) -> EvalLog:
     """The log of a run: a sample for each record, whose epoch is the number of the chain from 1 on. Raises UserError."""
-    problems, model = read_problems(run.folder), _model(run.config)
-    samples = [_sample(record, problems.get(record["problem"]), model, str(run.identity.get("grader", "grader")))
-               for record in run.records]
-    status = "success" if run.complete else "cancelled"
-    usage = {model: sum((sample.output.usage for sample in samples if sample.output.usage), ModelUsage())}
-    started = run.sessions[0]["started"]
-    return EvalLog(status=status, eval=_spec(run, model, started), plan=EvalPlan(name=run.label), results=_results(run),
-                   stats=EvalStats(started_at=started, completed_at="", model_usage=usage), samples=samples)
-
-
-def _model(config: Mapping[str, Any]) -> str:
-    model = dict(config.get("model") or {})
-    return f"dflash/{name_of_path(model['path']) if model.get('path') else model.get('name', 'model')}"
-
-
-def _spec(run: Run, model: str, started: str) -> EvalSpec:
-    dataset, config = dict(run.config.get("dataset") or {}), run.config
-    return EvalSpec(
+    problems, config, dataset = read_problems(run.folder), run.config, dict(run.config.get("dataset") or {})
+    of_model = dict(config.get("model") or {})
+    model = f"dflash/{name_of_path(of_model['path']) if of_model.get('path') else of_model.get('name', 'model')}"
+    grader, started = str(run.identity.get("grader", "grader")), run.sessions[0]["started"]
+    samples = [_sample(record, problems.get(record["problem"]), model, grader) for record in run.records]
+    spec = EvalSpec(
         eval_id=run.digest, run_id=run.digest, task_id=run.digest, created=started, task=str(dataset.get("name", "task")),
         task_display_name=f"{dataset.get('name', 'task')} {run.label}", solver=run.label, tags=[run.experiment, run.condition],
         dataset=EvalDataset(name=str(dataset.get("name")), samples=len(run.problems), sample_ids=list(run.problems)),
@@ -95,17 +81,17 @@ def _spec(run: Run, model: str, started: str) -> EvalSpec:
         packages={"dflash_mcmc": version("dflash_mcmc"), "inspect_ai": version("inspect_ai")},
         metadata={"experiment": run.experiment, "condition": run.condition, "identity": run.identity,
                   "expected_samples": run.expected})
-
-
-def _results(run: Run) -> EvalResults:
-    """Accuracy over all samples, and its standard error over problems, as inspect_ai computes it after a mean of epochs."""
+    # Accuracy over all samples, and its standard error over problems, as inspect_ai computes it after a mean of epochs
     means = outcomes(run.records).correct
     error = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
     metrics = {"accuracy": EvalMetric(name="accuracy", value=accuracy(run.records).value or 0.0),
                "stderr": EvalMetric(name="stderr", value=error)}
-    name = str(run.identity.get("grader", "grader"))
-    score = EvalScore(name=name, scorer=name, reducer="mean", scored_samples=len(run.problems), metrics=metrics)
-    return EvalResults(total_samples=run.expected or len(run.records), completed_samples=len(run.records), scores=[score])
+    score = EvalScore(name=grader, scorer=grader, reducer="mean", scored_samples=len(run.problems), metrics=metrics)
+    results = EvalResults(total_samples=run.expected or len(run.records), completed_samples=len(run.records), scores=[score])
+    usage = {model: sum((sample.output.usage for sample in samples if sample.output.usage), ModelUsage())}
+    status = "success" if run.complete else "cancelled"
+    return EvalLog(status=status, eval=spec, plan=EvalPlan(name=run.label), results=results,
+                   stats=EvalStats(started_at=started, completed_at="", model_usage=usage), samples=samples)
 
 
 def _sample(record: Record, problem: ProblemText | None, model: str, grader: str) -> EvalSample:

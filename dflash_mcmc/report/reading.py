@@ -317,7 +317,10 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
             raise
         left_out.append(str(error))
     # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
-    last, condition = sessions[-1] if sessions else {}, name_of_run(identity, config)
+    last, given = sessions[-1] if sessions else {}, config.get("condition")
+    # Without a condition the name is of the components, as `Config.label` joins them.
+    condition = str(given["name"]) if isinstance(given, dict) and given.get("name") else "_".join(
+        name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
     done = "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records)
     problems = last.get("num_problems")
     expected = len(records) if done else problems * int(config.get("num_chains") or 1) if problems else None
@@ -325,14 +328,6 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     said = [*left_out[:_MOST_TOLD], *([f"{folder}: {more:,} more lines"] if more > 0 else [])]
     return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records, expected, done, asked
                ), [f"left out: {message}" for message in said]
-
-
-def name_of_run(identity: dict, config: dict) -> str:
-    """The condition of a run; without one its components, as `Config.label` joins them."""
-    condition = config.get("condition")
-    if isinstance(condition, dict) and condition.get("name"):
-        return str(condition["name"])
-    return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
 def labelled(runs: Sequence[Run]) -> list[Run]:

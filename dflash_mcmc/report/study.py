@@ -112,9 +112,19 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
     runs = list(runs)
     if not all(0.0 < alpha < math.inf for alpha in alphas):
         raise UserError(f"--alpha: given {' '.join(f'{alpha:g}' for alpha in alphas)}; allowed: numbers > 0")
-    base, why = (_pick(runs, baseline, "--baseline"), []) if baseline else _baseline(runs)
-    return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair),
-                 [*why, *_warnings(runs)], list(dict.fromkeys(alphas)), name or runs[0].component("dataset"))
+    def plain(run: Run) -> bool:
+        return run.component("blend") == "none" or run.identity.get("blend.beta") == 0
+
+    greedy = (run for run in runs if run.component("sampler") == "greedy" and plain(run))
+    alone = (run for run in runs if plain(run) and any(
+        not plain(other) and same_but(run, other, "blend", "draft", "seed") for other in runs))
+    chosen = _pick(runs, baseline, "--baseline") if baseline else next(greedy, None) or next(alone, None)
+    base, warnings = chosen or runs[0], _warnings(runs)
+    if chosen is None and len(runs) > 1:
+        warnings.insert(0, "no plain greedy decoding is here, and no run without a blend or with beta 0 that differs in "
+                        f"nothing else: all runs are compared with the first one, {base.label}. --baseline names another")
+    return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair), warnings,
+                 list(dict.fromkeys(alphas)), name or runs[0].component("dataset"))
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
@@ -152,7 +162,12 @@ def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     vote = Vote.of(run.config.get("vote") or {})
     powers = [PowerVote(alpha=alpha) for alpha in alphas] or [vote.power]
     rules = [*powers, *(rule for rule in vote.rules.values() if rule is not vote.power)]
-    return [rule for rule in rules if votes(run) and (_has_weights(run) or not rule.needs_log_q)]
+    # Chains have weights if they are independent draws with a known log q, from a law that can draw every sequence.
+    sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
+    cuts = {name: fields[name] for name in CUTS if fields.get(name) is not None}
+    has_weights = (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
+                   and all(record.get("log_q") is not None for record in run.records))
+    return [rule for rule in rules if votes(run) and (has_weights or not rule.needs_log_q)]
 
 
 def rules_asked_for(run: Run) -> list[VoteRule]:
@@ -184,29 +199,6 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
 def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
-
-
-def _has_weights(run: Run) -> bool:
-    """Whether the chains are independent draws with a known log q, from a law that can draw every sequence."""
-    sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
-    cuts = {name: fields[name] for name in CUTS if fields.get(name) is not None}
-    return (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
-            and all(record.get("log_q") is not None for record in run.records))
-
-
-def _baseline(runs: Sequence[Run]) -> tuple[Run, list[str]]:
-    """The run that others are compared with, and a warning if nothing but the order chose it."""
-    def plain(run: Run) -> bool:
-        return run.component("blend") == "none" or run.identity.get("blend.beta") == 0
-
-    greedy = (run for run in runs if run.component("sampler") == "greedy" and plain(run))
-    alone = (run for run in runs if plain(run) and any(
-        not plain(other) and same_but(run, other, "blend", "draft", "seed") for other in runs))
-    if found := next(greedy, None) or next(alone, None):
-        return found, []
-    warning = ("no plain greedy decoding is here, and no run without a blend or with beta 0 that differs in nothing else: all "
-               f"runs are compared with the first one, {runs[0].label}. --baseline names another")
-    return runs[0], [warning] if len(runs) > 1 else []
 
 
 def named(runs: Sequence[Run], name: str) -> list[Run]:

@@ -228,7 +228,9 @@ def majority(records: Sequence[Record]) -> list[dict]:
     """
     rows = []
     for problem, chains in by_problem(records).items():
-        winners = Votes.of(chains).winners()
+        candidates = Votes.of(chains).candidates
+        most = max((each.number for each in candidates), default=0)
+        winners = [each for each in candidates if each.number == most]
         rows.append({"problem": problem, "answer": winners[0].answer if len(winners) == 1 else None, "tied": len(winners) > 1,
                      "correct": sum(winner.correct for winner in winners) / max(1, len(winners))})
     return rows
@@ -309,9 +311,11 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
         weighed, one_by_one = {"effective": float(used), "dominated": 0.0}, used < len(draws)
     elif by == "log_p":
         correct = round(expected_likeliest(chains, k), 12)
-    else:
+    elif by == "majority":
         correct = (majority(chains)[0]["correct"] if k == len(chains) else
                    expected_majority(Votes.of(chains).counts(), (k,))[0])
+    else:
+        raise ValueError(f"by: given {by!r}; allowed: majority, log_p, a rule of weighted votes, {', '.join(PROGRAM_RULES)}")
     number, alike = round(sum(shares), 9), shares.count(shares[0]) == len(shares)
     num_chains = int(number) if float(number).is_integer() else number
     first, verdicts = chains[0], {record["verdict"] for record in chains}

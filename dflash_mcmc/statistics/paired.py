@@ -69,7 +69,12 @@ def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     both, only_a = float((a.correct * b.correct).sum()), float((a.correct * (1.0 - b.correct)).sum())
     only_b, neither = float(((1.0 - a.correct) * b.correct).sum()), float(((1.0 - a.correct) * (1.0 - b.correct)).sum())
     difference = mean_difference(a.correct - b.correct, int(min(a.chains.min(), b.chains.min())))
-    p_value = _mcnemar(both, only_a, only_b, neither) if single else sign_flip(a.correct - b.correct)
+    if single:  # the exact McNemar test (1947): a binomial test on the problems that only one of the two runs solves
+        from statsmodels.stats.contingency_tables import mcnemar
+
+        p_value = float(mcnemar([[both, only_a], [only_b, neither]], exact=True).pvalue)
+    else:
+        p_value = sign_flip(a.correct - b.correct)
     return Paired(both, only_a, only_b, neither, difference, p_value, MCNEMAR if single else PERMUTATION,
                   verdict(difference.known, p_value))
 
@@ -141,13 +146,6 @@ def mean_difference(differences: np.ndarray, chains: int, widest: float = 1.0) -
     # 1934), and such a value is at most `widest` from zero.
     other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / num_problems)
     return IntervalEstimate(mean, mean - other * (widest + mean), mean + other * (widest - mean), num_problems)
-
-
-def _mcnemar(both: float, only_a: float, only_b: float, neither: float) -> float:
-    """The exact McNemar test (1947): a binomial test on the problems that only one of the two runs solves."""
-    from statsmodels.stats.contingency_tables import mcnemar
-
-    return float(mcnemar([[both, only_a], [only_b, neither]], exact=True).pvalue)
 
 
 class Interaction(NamedTuple):

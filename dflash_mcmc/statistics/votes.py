@@ -211,11 +211,6 @@ class Votes(NamedTuple):
         index_of = {vote: index for index, vote in enumerate(written)}
         return cls(tuple(candidates), texts.count(""), tuple(index_of[normal_form(text)] if text else -1 for text in texts))
 
-    def winners(self) -> list[Candidate]:
-        """The candidates with the most votes: several in a tie, none if no chain votes."""
-        most = max((candidate.number for candidate in self.candidates), default=0)
-        return [candidate for candidate in self.candidates if candidate.number == most]
-
     def counts(self) -> VoteCounts:
         """The counts that determine the expected result of a vote."""
         correct, wrong = (tuple(sorted((candidate.number for candidate in self.candidates if candidate.correct is side),

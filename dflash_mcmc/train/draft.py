@@ -36,8 +36,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train.blocks import Epochs, KeptReader, TargetReader, speculated
-from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, weights_of
+from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, TargetReader, loss_sum, speculated, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
@@ -288,7 +287,12 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
     with ExitStack() as held:
         if loop.first and not held.enter_context(closing(Locks(loop.folder / "lock"))).take(0):
             raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
-        start, losses, figures = restore(loop.folder, module, optimizer), [], {}
+        start, losses, figures, checkpointed = 0, [], {}, loop.folder / _CHECKPOINT
+        if checkpointed.is_file():
+            state = torch.load(checkpointed, weights_only=True, map_location="cpu")
+            module.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            start = state["step"]
         bar = held.enter_context(bars.Bar(loop.steps, "step", loop.name, initial=start, shown=loop.first))
         for step in range(start, loop.steps):
             losses.append(optimise(loop, module, optimizer, step))
@@ -298,7 +302,11 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
                 figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
                 losses = []
                 if loop.first:
-                    save(loop.folder, module, optimizer, figures)
+                    temporary = loop.folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"  # replaced atomically
+                    state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+                    torch.save(state, temporary)
+                    os.replace(temporary, checkpointed)
+                    append_figures(loop.folder, figures)
                     bar.write(f"step {step + 1}: loss {figures['loss']:.3f}, {loop.describe(figures)}")
                 numbers = {f"evaluation/{name}": value for name, value in figures.items() if isinstance(value, float)}
                 loop.track(numbers, step + 1)
@@ -319,24 +327,6 @@ def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim
     optimizer.zero_grad(set_to_none=True)
     loop.track({"train/loss": loss, "train/learning_rate": rate}, step + 1)
     return loss
-
-
-def restore(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restores the last checkpoint. Returns the next step, 0 if there is no checkpoint."""
-    if not (folder / _CHECKPOINT).is_file():
-        return 0
-    state = torch.load(folder / _CHECKPOINT, weights_only=True, map_location="cpu")
-    module.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"]
-
-
-def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, figures: dict[str, object]) -> None:
-    """Replaces the checkpoint atomically and appends the figures to `metrics.jsonl`."""
-    temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"
-    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": figures["step"]}, temporary)
-    os.replace(temporary, folder / _CHECKPOINT)
-    append_figures(folder, figures)
 
 
 def append_figures(folder: Path, figures: dict[str, object]) -> None:

@@ -23,11 +23,10 @@ from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.train.recipe import DraftPlan, Prompts
+from dflash_mcmc.train.recipe import DraftPlan
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
@@ -39,41 +38,39 @@ class Questions(NamedTuple):
 
 
 def questions(plan: DraftPlan) -> Questions:
-    """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for."""
-    every = _generated(plan) if plan.prompts.path is None else _from_file(plan.prompts)
+    """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for.
+
+    Without a file they are of alternating levels. A held-out one is no training question, and rarely a problem of
+    `dataset=arith`.
+    """
+    prompts = plan.prompts
+    if prompts.path is None:
+        def make(split: str, use: str, count: int) -> list[str]:
+            key = Key(plan.seed).fold_in("draft", use)
+            return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
+
+        assert prompts.num is not None, "DraftPlan.check refuses a plan with neither prompts.path nor prompts.num"
+        every = Questions(make("train", "prompt", prompts.num), make("test", "held out", prompts.held_out))
+    else:
+        texts = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
+        for line, question in enumerate(texts, start=1):
+            if not isinstance(question, str):
+                raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {line} has {question!r:.60}")
+        left = len(texts) - prompts.held_out
+        if left < 1:
+            raise ConfigError("prompts.held_out", prompts.held_out,
+                              f"at most {len(texts) - 1} of the file's {len(texts)} lines")
+        held_out = dict.fromkeys(texts[left:])
+        training = [text for text in texts[:left] if text not in held_out]
+        if len(training) < left:
+            note(f"prompts.path: {left - len(training)} lines are not trained on, since they equal held-out ones")
+        if prompts.num is not None and prompts.num > len(training):
+            raise ConfigError("prompts.num", prompts.num, f"at most {len(training)} of the file's {len(texts)} lines: the "
+                              "others are held out")
+        every = Questions(training[: prompts.num], texts[left:])
     if plan.batch_size > len(every.training):
         raise ConfigError("batch_size", plan.batch_size, f"at most {len(every.training)}, the number of training prompts")
     return every
-
-
-def _generated(plan: DraftPlan) -> Questions:
-    """Questions of alternating levels. A held-out one is no training question, and rarely a problem of `dataset=arith`."""
-    def make(split: str, use: str, count: int) -> list[str]:
-        key = Key(plan.seed).fold_in("draft", use)
-        return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
-
-    num = plan.prompts.num
-    assert num is not None, "DraftPlan.check refuses a plan with neither prompts.path nor prompts.num"
-    return Questions(make("train", "prompt", num), make("test", "held out", plan.prompts.held_out))
-
-
-def _from_file(prompts: Prompts) -> Questions:
-    """The questions of a file. Raises UserError."""
-    texts = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
-    for line, question in enumerate(texts, start=1):
-        if not isinstance(question, str):
-            raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {line} has {question!r:.60}")
-    left = len(texts) - prompts.held_out
-    if left < 1:
-        raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(texts) - 1} of the file's {len(texts)} lines")
-    held_out = dict.fromkeys(texts[left:])
-    training = [text for text in texts[:left] if text not in held_out]
-    if len(training) < left:
-        note(f"prompts.path: {left - len(training)} lines are not trained on, since they equal held-out ones")
-    if prompts.num is not None and prompts.num > len(training):
-        raise ConfigError("prompts.num", prompts.num, f"at most {len(training)} of the file's {len(texts)} lines: the others "
-                          "are held out")
-    return Questions(training[: prompts.num], texts[left:])
 
 
 _PIECE = 256
@@ -109,10 +106,20 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
     pieces = [here / f"{index:05d}.npz" for index in range(-(-len(request.questions) // _PIECE))]
     if not all(piece.is_file() for piece in pieces):
         _draw(plan, model, request, pieces)
-    return [response for piece in pieces for response in _read(piece)]
+    read = []
+    for piece in pieces:
+        with np.load(piece) as stored:
+            sequences = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
+            read += [Response(tokens, int(length)) for tokens, length in zip(sequences, stored["prompt_lengths"], strict=True)]
+    return read
 
 
 def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
+    """Samples missing pieces. Raises ConfigError if the responses do not fit the model's positions or the memory."""
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.plan import Workload
+    from dflash_mcmc.engine.batching.plan import plan as plan_memory
+
     prompts = []
     for question in request.questions:
         text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
@@ -120,7 +127,14 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
         if not len(prompts[-1]):
             raise ConfigError("prompts.path", plan.prompts.path, f"prompts of at least one token; {question!r} gives an "
                               "empty one")
-    engine = _engine(plan, model, prompts)
+    prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
+    if model.max_positions is not None and prompt_length + horizon > model.max_positions:
+        raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
+                          f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
+    length = prompt_length + horizon
+    work, share = Workload(model, length, prompt_length, hardware.options()), -(-len(prompts) // ranks.world_size())
+    planned = plan_memory(work, hardware.num_slots, min(_PIECE, share), hardware.memory_gb)
+    engine = BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length)
     key = Key(plan.seed).fold_in("response", request.name)
 
     def chain(index: int) -> Chain:
@@ -154,32 +168,8 @@ def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
             time.sleep(_POLL_SECONDS)
 
 
-def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
-    """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
-    from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.plan import Workload
-    from dflash_mcmc.engine.batching.plan import plan as plan_memory
-
-    prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
-    if model.max_positions is not None and prompt_length + horizon > model.max_positions:
-        raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
-                          f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
-    share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
-    length = prompt_length + horizon
-    work = Workload(model, length, prompt_length, hardware.options())
-    planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb)
-    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length)
-
-
 def _write(piece: Path, drawn: list[Response]) -> None:
     np.savez(content := io.BytesIO(), tokens=np.concatenate([response.tokens for response in drawn]),
              lengths=np.array([response.length for response in drawn]),
              prompt_lengths=np.array([response.prompt_length for response in drawn]))
     write_atomically(piece, content.getvalue())
-
-
-def _read(piece: Path) -> list[Response]:
-    with np.load(piece) as stored:
-        tokens, lengths, prompt_lengths = stored["tokens"], stored["lengths"], stored["prompt_lengths"]
-    sequences = np.split(tokens, np.cumsum(lengths)[:-1])
-    return [Response(tokens_of_one, int(length)) for tokens_of_one, length in zip(sequences, prompt_lengths, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.model.hf import HFModel
+    from dflash_mcmc.report.parts import Section
     from dflash_mcmc.verify.audit import Audit
     from dflash_mcmc.verify.drawn import DrawnText
-    from dflash_mcmc.verify.report import FurtherPart
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -115,20 +116,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _numbers_at_once(given: str, config: Config) -> list[int]:
-    """The numbers of requests at once. Raises UserError."""
-    texts = len(config.dataset.problems()) * config.num_chains
-    try:
-        numbers = [int(each) for each in given.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > texts:
-        raise UserError(f"--concurrency: given {given}; allowed: rising numbers of requests at once, such as 1,8,64, up to "
-                        f"{texts}, the texts (dataset.limit and num_chains)")
-    return numbers
-
-
-def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
+def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[Section]]:
     note("reading the model")
     import torch
 
@@ -136,7 +124,14 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
-    numbers = _numbers_at_once(given.concurrency, config) if given.concurrency else []
+    numbers = []
+    if given.concurrency:
+        number_of_texts = len(config.dataset.problems()) * config.num_chains
+        with suppress(ValueError):
+            numbers = [int(each) for each in given.concurrency.split(",")]
+        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > number_of_texts:
+            raise UserError(f"--concurrency: given {given.concurrency}; allowed: rising numbers of requests at once, such as "
+                            f"1,8,64, up to {number_of_texts}, the texts (dataset.limit and num_chains)")
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 

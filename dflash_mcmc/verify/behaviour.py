@@ -200,20 +200,19 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, le
     every = [each for key, choices in answers.items() if key != "prompts" and isinstance(choices, list) for each in choices]
     after = [f"tokens follow the stop id {token}" for each in every for token in each["ids"][:-1] if token in model.stop_ids]
     findings.append(told("stop ids", "alone", after, f"no token follows one in {len(every)} answers"))
-    answered = [(prompts[place], each) for place, each in of("logprobs").items()]
-    return [*findings, told("log p", "logprobs", *_log_p(model, answered, law, blend))]
-
-
-def _log_p(model: LanguageModel, answered: list[tuple[np.ndarray, dict[str, Any]]], law: SamplingParams,
-           blend: Blend | None) -> tuple[list[str], str]:
-    """What is wrong with returned log p of the returned tokens, and whether they are the target's (raw) or the law's."""
-    off, tokens = {"raw": 0.0, "processed": 0.0}, sum(len(each["ids"]) for _, each in answered)
-    for prompt, each in answered:
+    # Whether returned log p of the returned tokens are the target's (raw) or the law's (processed)
+    off, answered, wrong = {"raw": 0.0, "processed": 0.0}, of("logprobs"), list[str]()
+    tokens = sum(len(each["ids"]) for each in answered.values())
+    for place, each in answered.items():
         if len(each["logprobs"]) != len(each["ids"]):
-            return [f"{len(each['logprobs'])} values for {len(each['ids'])} tokens"], ""
-        paid = read_text(model, DrawnText("", prompt, np.array(each["ids"])), law, blend)
+            wrong.append(f"{len(each['logprobs'])} values for {len(each['ids'])} tokens")
+            continue
+        paid = read_text(model, DrawnText("", prompts[place], np.array(each["ids"])), law, blend)
         for name, known in (("raw", paid.target_log_p), ("processed", paid.log_p)):
             off[name] += float(np.abs(known - np.array(each["logprobs"])).sum()) / tokens
     best = min(off, key=lambda name: off[name]) if law != SamplingParams() else "raw"
-    said = f"off by {off['raw']:.2g} nats a token from the target's, and by {off['processed']:.2g} from the stated law's"
-    return [said] * (off[best] > OFF), f"{best}, within {off[best]:.1g} nats a token on average, of {tokens:,} tokens"
+    if off[best] > OFF:
+        wrong.append(f"off by {off['raw']:.2g} nats a token from the target's, and by {off['processed']:.2g} from the stated "
+                     "law's")
+    right = f"{best}, within {off[best]:.1g} nats a token on average, of {tokens:,} tokens"
+    return [*findings, told("log p", "logprobs", wrong, right)]

@@ -26,8 +26,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
+from dflash_mcmc.verify.audit import Shift, history_of, log_mean
 from dflash_mcmc.verify.drawn import DrawnText
-from dflash_mcmc.verify.evidence import Shift, history_of, log_mean
 
 _KEYS, _PIECE = 64, 256
 """Lengths of keys are multiples of the first, as in the engine. A prompt is read in pieces of at most the second."""

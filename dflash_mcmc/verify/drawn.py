@@ -330,9 +330,18 @@ def kept_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def completed(server: Endpoint, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids."""
-    found = server.ask("/completions", body)
+    found, answers = server.ask("/completions", body), list[dict[str, Any]]()
+    kinds: dict[str, tuple[str, tuple[type, ...]]] = {
+        "ids": ("token_ids", (int,)), "logprobs": ("token_logprobs", (int, float, type(None)))}
     try:
-        answers = [_answer(choice) for choice in found["choices"]]
+        for choice in found["choices"]:
+            ids, values = tokens_of(choice)
+            answers.append({"text": choice.get("text") or "", "ids": ids, "logprobs": values})
+            for field, (name, kind) in kinds.items():
+                if not isinstance(given := answers[-1][field], list) or not all(isinstance(each, kind) for each in given):
+                    raise ValueError(f"{name} {str(given)[:60]!r}, which is no list of numbers")
+            if not isinstance(answers[-1]["text"], str):
+                raise ValueError(f"text {str(answers[-1]['text'])[:60]!r}, which is no text")
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{server.url}: its answer has no choice; allowed: an OpenAI-style server") from error
     except ValueError as error:
@@ -341,15 +350,3 @@ def completed(server: Endpoint, body: dict[str, Any]) -> list[dict[str, Any]]:
         return answers
     raise UserError(f"{server.url}: returns no token ids; allowed: a server that returns them (return_token_ids of vLLM and "
                     "python -m dflash_mcmc.serve, logprobs of llama.cpp), or a JSON Lines file of texts")
-
-
-def _answer(choice: dict[str, Any]) -> dict[str, Any]:
-    """The ids, text and log probabilities of a choice. Raises ValueError that names a field of another type."""
-    ids, values = tokens_of(choice)
-    found = {"text": choice.get("text") or "", "ids": ids, "logprobs": values}
-    for field, name, kinds in (("ids", "token_ids", int), ("logprobs", "token_logprobs", (int, float, type(None)))):
-        if not isinstance(found[field], list) or not all(isinstance(each, kinds) for each in found[field]):
-            raise ValueError(f"{name} {str(found[field])[:60]!r}, which is no list of numbers")
-    if not isinstance(found["text"], str):
-        raise ValueError(f"text {str(found['text'])[:60]!r}, which is no text")
-    return found

@@ -6,16 +6,15 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import build
 from dflash_mcmc.report import figure as style
 from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, text_of
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.verify.audit import Audit
+from dflash_mcmc.verify.audit import Audit, other_order
 from dflash_mcmc.verify.behaviour import Finding
-from dflash_mcmc.verify.evidence import other_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,62 +94,56 @@ def notes(found: Audit) -> list[str]:
     return said
 
 
-class FurtherPart(NamedTuple):
-    """What was measured besides the law of the texts."""
-
-    section: Section
-    values: list[dict[str, object]]
-    """The values for JSON, under the section's name."""
-
-
-def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
-    """The part of distances between the law of an engine and the stated one."""
-    columns = {"laws": "between", "total variation a token": lambda row: f"{row['tv'].value:.2g}",
-               "interval": lambda row: f"{row['tv'].low:.2g} to {row['tv'].high:.2g}", "an answer, at most": ("answer", ".2g"),
-               "largest": ("largest", ".2g"), "log p, nats": ("nats", ".2g")}
-    rows = [each._asdict() for each in measured]
+def of_distances(measured: Sequence[Distance], level: float) -> Section:
+    """The section on distances between the law of an engine and the stated one."""
+    columns = {"laws": "between", "total variation a token": lambda row: f"{row['tv']['value']:.2g}",
+               "interval": lambda row: f"{row['tv']['low']:.2g} to {row['tv']['high']:.2g}",
+               "an answer, at most": ("answer", ".2g"), "largest": ("largest", ".2g"), "log p, nats": ("nats", ".2g")}
+    rows = [{**each._asdict(), "tv": each.tv._asdict()} for each in measured]
     said = ("Rounding alone moves the law by so much. It is no fault. The interval covers the mean over all "
             f"{measured[0].tokens:,} tokens with probability {100 * (1 - level):g} %, from {measured[0].places:,} places.")
     table = ReportTable("distance", "The law that the engine draws from, and another one", columns, rows)
-    return FurtherPart(Section("distance", "The distance of rounding", [said], [table]),
-                [{**row, "tv": row["tv"]._asdict()} for row in rows])
+    return Section("distance", "The distance of rounding", [said], [table])
 
 
-def of_findings(found: Sequence[Finding]) -> FurtherPart:
-    """The part of what is promised besides the law. The wrong ones come first."""
+def of_findings(found: Sequence[Finding]) -> Section:
+    """The section on what is promised besides the law. The wrong ones come first."""
     order = ("red", "wrong", "differs", "not offered", "right")
     rows = [each._asdict() for each in sorted(found, key=lambda each: order.index(each.outcome))]
     columns = {"check": "check", "outcome": "outcome", "what was found": "says"}
     table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
-    return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table]), rows)
+    return Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table])
 
 
-def broken(more: Sequence[FurtherPart]) -> list[str]:
+def broken(more: Sequence[Section]) -> list[str]:
     """The names of the promises besides the law that are wrong."""
-    return [str(row["check"]) for part in more for row in part.values if row.get("outcome") == "wrong"]
+    return [str(row["check"]) for section in more for row in section.tables[0].rows if row.get("outcome") == "wrong"]
 
 
-def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
+def first_line(found: Audit, more: Sequence[Section] = ()) -> str:
     """The verdict on the law, after what is wrong besides it."""
     at = f"At {found.at}: " if found.at else ""
     return (f"RED besides the law: {', '.join(wrong)}. The law: " if (wrong := broken(more)) else "") + at + verdict(found)
 
 
-def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
+def text(found: Audit, more: Sequence[Section] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
-    parts = [each for part in more for each in (*map(text_of, part.section.tables), *part.section.text)]
+    parts = [each for section in more for each in (*map(text_of, section.tables), *section.text)]
     return "\n\n".join([first_line(found, more), *(text_of(table) for table in tables(found)), *notes(found), *parts])
 
 
-def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = ()) -> None:
-    """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError."""
+def write(found: Audit, folder: Path, title: str, more: Sequence[Section] = ()) -> None:
+    """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError.
+
+    Args:
+        more: what was measured besides the law of the texts, a table each.
+    """
     drawings = [Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
     section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
                       drawings if found.top is not None else ())
-    sections = [section, *(part.section for part in more)]
-    build.write(folder, first_line(found, more), [ReportPart("", title, (), sections)])
+    build.write(folder, first_line(found, more), [ReportPart("", title, (), [section, *more])])
     with writing(folder / "verify.json"):
-        measured = {"title": title} | values(found) | {part.section.name: part.values for part in more}
+        measured = {"title": title} | values(found) | {section.name: section.tables[0].rows for section in more}
         write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")
 
 

@@ -58,10 +58,10 @@ def test_no_logits_of_a_whole_answer_are_made(monkeypatch):
     model = LanguageModel(random_model())
     tokens = torch.from_numpy(ANSWER.tokens)
     (states,) = layers.readings(model, ANSWER, [0])
-    whole = layers.standings(model, layers.target_source(model, states.last), tokens)
+    whole = layers.standings(model, layers.layer_source(model, states.last, "none"), tokens)
     monkeypatch.setattr(sequences, "_LOGITS_BYTES", 2 * 4 * model.vocab_size)
     assert [(piece.start, piece.stop) for piece in layers.pieces(model, 5)] == [(0, 2), (2, 4), (4, 5)]
-    rows, source = [], layers.target_source(model, states.last)
+    rows, source = [], layers.layer_source(model, states.last, "none")
 
     def counted(hidden):
         rows.append(len(hidden))

@@ -113,9 +113,9 @@ def alone(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor
 def together(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor:
     reading = sequences.read(model, PREFIX[None], keep_cache=True)
     with torch.no_grad():
-        found = predictors(model, reading.cache, reading.hidden[0, length - 1], length, tokens)
+        hidden, which = predictors(model, reading.cache, reading.hidden[0, length - 1], length, tokens)
     assert reading.cache.layers[0].keys.shape[2] == 20, "the prefix is only looked at"
-    return found.hidden[torch.from_numpy(found.which)]
+    return hidden[torch.from_numpy(which)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -134,11 +134,10 @@ def test_what_is_shared_is_read_once():
     reading = sequences.read(model, PREFIX[None], keep_cache=True)
     begins = {tuple(row[:length]) for row in ALIKE.tolist() for length in range(4)}  # the empty beginning is the prefix
     with torch.no_grad():
-        shared = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE)
-        single = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE[:, :1])
-    assert len(shared.hidden) == len(begins)
-    assert len(single.hidden) == 1
-    assert not single.which.any()
+        shared, _ = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE)
+        single, which = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE[:, :1])
+    assert len(shared) == len(begins)
+    assert (len(single), which.any()) == (1, False)
 
 
 def test_no_forward_reads_more_than_is_allowed(monkeypatch):

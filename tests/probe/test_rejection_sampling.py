@@ -25,6 +25,7 @@ from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
 
+OF_A_DRAFT = ("experiment=rejection_sampling", "draft=tiny_dspark", "probe.laws=draft")
 SAMPLERS = list(samplers_by_name())
 RIGHT = ("speculative_rejection", "speculative_match")
 
@@ -121,15 +122,12 @@ def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     assert identity_of(replace(config, probe=replace(config.probe, temperature=1.0))) != found
 
 
-def test_the_laws_follow_the_draft(tmp_path):
-    """A draft whose tokens are independent of each other has the synthetic laws and their identity, unless asked for."""
-    none, parallel, own, asked = (identity_of(composed(tmp_path, "experiment=rejection_sampling", *values)) for values in (
-        (), ("draft=tiny",), ("draft=tiny_dspark",), ("draft=tiny", "probe.laws=draft")))
-    assert none == parallel
-    for found in (own, asked):
-        assert found["probe.laws"] == "draft"
-        assert any(name.startswith("draft.") for name in found)
-    assert none["probe.laws"] == "synthetic"
+def test_a_draft_counts_where_the_laws_are_its_own(tmp_path):
+    none, other, asked = (identity_of(composed(tmp_path, "experiment=rejection_sampling", *values)) for values in (
+        (), ("draft=tiny_dspark",), ("draft=tiny_dspark", "probe.laws=draft")))
+    assert none == other
+    assert not any(name.startswith("draft.") for name in none)
+    assert any(name.startswith("draft.") for name in asked)
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram"])
@@ -140,7 +138,7 @@ def test_the_laws_of_a_draft_need_a_checkpoint(draft):
 
 @pytest.mark.slow
 def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, capsys):
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "dataset.limit=1",
+    config = composed(tmp_path, *OF_A_DRAFT, "dataset.limit=1",
                       "probe.num_draws=2000", "probe.chunk_size=1000")
     (problem,) = config.dataset.problems()
     prompt = build.prompts(config, config.model.load("cpu"), [problem])[problem.id]
@@ -153,7 +151,7 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     assert cost.token_forwards * config.probe.num_units(config) == pytest.approx(sum(tokens))
     assert sum(tokens) > 2 * 512 * len(prompt)
     with pytest.raises(SystemExit, match="0"):
-        main(["experiment=rejection_sampling", "draft=tiny_dspark", "dry_run=true"])
+        main([*OF_A_DRAFT, "dry_run=true"])
     told = capsys.readouterr().out
     assert "it evaluates no model" not in told
     assert "assumed: prompts of " in told
@@ -164,7 +162,7 @@ def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
     folder = copytree(PACKAGE / "assets/tiny", tmp_path / "short")
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 64}))
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", f"model.path={folder}")
+    config = composed(tmp_path, *OF_A_DRAFT, f"model.path={folder}")
     room = 64 - config.draft.load(config.model.load("cpu")).num_drafted
     for length in (room, room + 1):
         monkeypatch.setattr(build, "encoded", lambda *_, length=length: {"arith-000": np.full(length, 5)})
@@ -175,7 +173,7 @@ def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
+    config = composed(tmp_path, *OF_A_DRAFT)
     monkeypatch.setattr(of_probe, "_LARGEST_VOCABULARY", 511)
     with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
         measured(config.probe, config)

@@ -490,7 +490,7 @@ def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_pa
     study = study_over(tmp_path)
     of_samples, *votes = rows(overall.cost_section(study), "cost")
     assert [of_samples[f"{part}_seconds"] for part in ("prefill", "draw", "grade")] == [1.5, 6.5, 0.5]
-    assert [vote["draw_seconds"] for vote in votes] == [None, None, None]
+    assert [vote["draw_seconds"] for vote in votes] == [None, None]
     found = overall.section(study)
     assert [(row["run"], row["finish_reason/length"], row["finish_reason/stop_id"]) for row in rows(found, "ends")] == [
         ("temp", 2, 2)]  # a vote has no end of its own

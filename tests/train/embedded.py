@@ -31,7 +31,7 @@ from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.train import draft
-from dflash_mcmc.train.blocks import POOL_BATCHES, cut_by_length
+from dflash_mcmc.train.loss import POOL_BATCHES, cut_by_length
 
 _IGNORE = -100
 _TOKENIZER_PAIRS = 10_000

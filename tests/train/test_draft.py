@@ -16,7 +16,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.train import draft, responses
-from dflash_mcmc.train.blocks import speculated
+from dflash_mcmc.train.loss import speculated
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT

@@ -11,17 +11,18 @@ from torch.nn.functional import cross_entropy
 
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train import loss as losses
-from dflash_mcmc.train.blocks import (
+from dflash_mcmc.train.draft import cosine
+from dflash_mcmc.train.loss import (
     Epochs,
+    Objective,
     TrainingBlocks,
     accepted_lengths,
     draw_anchors,
     gather,
+    loss_sum,
     possible_anchors,
     speculated,
 )
-from dflash_mcmc.train.draft import cosine
-from dflash_mcmc.train.loss import Objective, loss_sum
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 

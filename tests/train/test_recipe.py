@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.train.blocks import Epochs, KeptReader, TargetReader, gather
-from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum
+from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, TargetReader, gather, loss_sum
 from dflash_mcmc.train.recipe import DraftPlan, compose, identity_of, run_folder
 from dflash_mcmc.train.responses import Response, questions
 from tests.refusals import refused

@@ -8,8 +8,8 @@ import torch
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.verify import evidence
-from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, Steps, bets_of, payments, shift_of
+from dflash_mcmc.verify import audit as evidence
+from dflash_mcmc.verify.audit import Bet, Evidence, Repeats, Steps, bets_of, payments, shift_of
 from tests.cases import quick
 
 VOCABULARY = 9

@@ -13,9 +13,8 @@ import torch
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import audit as audits
-from dflash_mcmc.verify.audit import Audit
+from dflash_mcmc.verify.audit import Audit, payments
 from dflash_mcmc.verify.drawn import DrawnText
-from dflash_mcmc.verify.evidence import payments
 from tests.cases import quick
 from tests.verify.test_evidence import exclude_top_choices
 

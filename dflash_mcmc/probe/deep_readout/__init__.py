@@ -107,20 +107,16 @@ class DeepReadout(AnswerProbe):
         if again:
             found["reinjection"] = again
         if kept:
-            counts = kept[0]["parameters"]  # the same in all records
-            found["parameters"] = tables.parameter_rows(counts)
-            found["configuration"] = [tables.CONFIGURATION.row({**counts, "config": config, "records": records, "kept": kept})]
+            found["parameters"] = tables.parameter_rows(kept[0]["parameters"])  # the same in all records
         values = tables.VALUES.row(tokens.row(records=records, decomposition=found["decomposition"]))
         return Summary(values, found, data)
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""
-        from dflash_mcmc.probe.deep_readout import figures
-
         if not (kept := measured(records)):
             return {}
-        return {"fig_architecture": figures.architecture(kept[0]["parameters"]),
-                "fig_bucket_rank_comparison": figures.buckets(summary.tables["confidence"]),
-                "fig_signal_decomposition": figures.decomposition(summary.tables["decomposition"]),
-                "fig_block_rank_decay": figures.by_block(summary.data["block_curves"], self.context),
-                "fig_extended_context": figures.by_position(summary.data["position_curves"], self.context)}
+        return {"fig_architecture": tables.architecture(kept[0]["parameters"]),
+                "fig_bucket_rank_comparison": tables.buckets(summary.tables["confidence"]),
+                "fig_signal_decomposition": tables.decomposition(summary.tables["decomposition"]),
+                "fig_block_rank_decay": tables.by_block(summary.data["block_curves"], self.context),
+                "fig_extended_context": tables.by_position(summary.data["position_curves"], self.context)}

@@ -51,7 +51,7 @@ def hidden_states(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray
 
     Args:
         prompt, answer: int64 token ids.
-        context: what a block sees before its anchor; one of `tables.CONTEXTS`.
+        context: what a block sees before its anchor; `full`, `block` or `prompt`, as `probe.context`.
         key: random key of the noise.
         reinject_every: the blocks that see the prompt again; needed if `reinject` is one of the modes.
     """

@@ -8,12 +8,12 @@ been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax"): "max
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, final
 
 import numpy as np
 
-from dflash_mcmc.draft import CheckpointDraft, Draft
+from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
@@ -57,9 +57,8 @@ class RejectionSampling(Probe):
     marginal law of the second token as q (`marginal_q`), and with the logits before the correction (`base_logits_q`).
     """
 
-    laws: Literal["auto", "synthetic", "draft"] = identity(
-        "auto", "where the laws come from: synthetic, or draft for the chosen draft and target; auto takes draft for a draft "
-        "whose tokens depend on each other")
+    laws: Literal["synthetic", "draft"] = identity(
+        "synthetic", "where the laws come from: synthetic, or draft for the chosen draft and target")
     vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2, le=1_000_000)
     temperature: float = identity(0.8, "temperature of target and draft", gt=0)
     chunk_size: int = identity(500, "draws of each sampler in one record; a killed run loses at most one record", ge=1,
@@ -76,12 +75,6 @@ class RejectionSampling(Probe):
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
         if self.laws == "draft" and not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
             raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
-
-    def with_draft(self, draft: Draft) -> RejectionSampling:
-        """The probe with the laws that `laws=auto` stands for."""
-        if self.laws != "auto":
-            return self
-        return replace(self, laws="draft" if isinstance(draft, CheckpointDraft) and draft.is_slotwise else "synthetic")
 
     @property
     def needs_draft(self) -> bool:  # type: ignore[override]  # only some values of `laws` need one
@@ -136,7 +129,7 @@ class RejectionSampling(Probe):
         """Shares of draws of the right and of the wrong sampler of the pull request, and all samplers' deviations by draws."""
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+        from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, name_lines
 
         right_one, wrong_one = "speculative_rejection", "speculative_rejection argmax_proposal"
         tokens, course = summary.data["tokens"], summary.data["course"]
@@ -166,26 +159,16 @@ class RejectionSampling(Probe):
         axes.grid(visible=False, axis="x")
 
         axes = panels["course"]
-        draws, labels = [row["draws"] for row in course], []
-        for name in records[0]["accepted"]:
-            colour = RIGHT if " " not in name else WRONG if name == wrong_one else OTHER
+        draws = [row["draws"] for row in course]
+        looks = {name: RIGHT if " " not in name else WRONG if name == wrong_one else OTHER for name in records[0]["accepted"]}
+        for name, colour in looks.items():
             axes.plot(draws, [row[name] for row in course], color=colour, linewidth=1.2)
-            labels.append((name.partition(" ")[2] or name, course[-1][name], colour))
         axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
-        labels.append(("standard error", course[-1]["standard_error"], INK))
         axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-        # Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap
-        x = draws[-1]
-        low, high = np.log10(axes.get_ylim())
-        height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
-        gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
-        log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
-        for n in range(1, len(log_ys)):
-            log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
-        for (text, _, shade), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
-            axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=shade,
-                          annotation_clip=False)
         figure.legend(loc="outside upper left", ncols=5)
+        figure.draw_without_rendering()  # the limits of the axes are final
+        name_lines(figure, axes, [(name.partition(" ")[2] or name, draws[-1], course[-1][name], colour)
+                                  for name, colour in {**looks, "standard_error": INK}.items()])
         return {"rejection_sampling": figure}
 
     def logits(self) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.sequences import ForcedBlocks
 
 PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
@@ -246,39 +245,7 @@ class SpeculativeMCMC(ForcedProbe):
         n, samples, joint = drafter.num_drafted, self.num_samples, self.weights == "joint"
         forced = sequences.forced_blocks(drafter, answer.prompt, answer.tokens, keep_cache=joint or self.autoregressive)
         anchors, count = forced.anchors, len(forced.anchors)
-        laws, proposed = self._blocks(model, drafter, forced, key)
-        weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
-        if joint:
-            every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
-            log_p = np.stack([weighing.joint_log_p(model, forced.reading, anchor, tokens)
-                              for anchor, tokens in zip(anchors, every, strict=True)])
-            for index, (name, blocks) in enumerate(proposed.items()):
-                own = blocks._replace(log_p=log_p[:, index * samples : (index + 1) * samples])
-                weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
-        if self.autoregressive:  # blocks drawn from the target, token by token
-            uniforms = torch.from_numpy(key.fold_in("target").uniforms(0, count * samples * n))
-            places = [weighing.draw_from_target(model, forced.reading, anchor, 1.0 / self.alpha, mine) for anchor, mine in zip(
-                anchors, uniforms.view(count, samples, n).to(model.device), strict=True)]
-            target = weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
-            weighed["target", "joint"] = weighing.ended(target, model.stop_ids)
-        # The chains of all proposals are simulated together. Both kinds of weights use the same uniforms.
-        accepting = [key.fold_in("accept", name).uniforms(0, count * (samples - 1)).reshape(count, -1) for name, _ in weighed]
-        columns = weighing.chains(weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True))), self.alpha,
-                                  np.concatenate(accepting))
-        entries = {name: dict(laws.get(name, {})) for name, _ in weighed}
-        for index, (name, weights) in enumerate(weighed):
-            entries[name][weights] = {field: _digits(column[index * count : (index + 1) * count])
-                                      for field, column in columns.items()}
-        return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": n + 1, "p": laws["p"], "proposals": entries}
-
-    def _blocks(self, model: LanguageModel, drafter: DFlashDrafter, forced: ForcedBlocks, key: Key) -> tuple[dict, dict]:
-        """(distances for every predicted token, drawn blocks), both by temperature. Distances of `p`: the plain target."""
-        import torch
-
-        from dflash_mcmc.forcing import sequences
-        from dflash_mcmc.probe.speculative_mcmc import weighing
-
-        (count, n), samples = forced.labels.shape, self.num_samples
+        # Distances for every predicted token, and drawn blocks, both by temperature. Distances of `p`: the plain target
         names = {_name(temperature): temperature for temperature in self.temperatures()}
         # For all blocks at once: the numbers of a block must not depend on how many blocks are read together.
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
@@ -297,9 +264,32 @@ class SpeculativeMCMC(ForcedProbe):
                 found, log_q = weighing.draw(draft, temperature, mine)
                 log_p = target.gather(1, found).double() - torch.logsumexp(target.double(), dim=-1, keepdim=True)
                 drawn[name].append((found, log_p, log_q))
-        return laws, {name: weighing.Proposed(*(
+        proposed = {name: weighing.Proposed(*(
             torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy() for pieces in zip(*parts, strict=True)))
             for name, parts in drawn.items()}
+        weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
+        if joint:
+            every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
+            along = np.stack([weighing.joint_log_p(model, forced.reading, anchor, tokens)
+                              for anchor, tokens in zip(anchors, every, strict=True)])
+            for index, (name, blocks) in enumerate(proposed.items()):
+                joined = blocks._replace(log_p=along[:, index * samples : (index + 1) * samples])
+                weighed[name, "joint"] = weighing.ended(joined, model.stop_ids)
+        if self.autoregressive:  # blocks drawn from the target, token by token
+            mine = torch.from_numpy(key.fold_in("target").uniforms(0, count * samples * n)).view(count, samples, n)
+            places = [weighing.draw_from_target(model, forced.reading, anchor, 1.0 / self.alpha, own)
+                      for anchor, own in zip(anchors, mine.to(model.device), strict=True)]
+            weighed["target", "joint"] = weighing.ended(
+                weighing.Proposed(*map(np.concatenate, zip(*places, strict=True))), model.stop_ids)
+        # The chains of all proposals are simulated together. Both kinds of weights use the same uniforms.
+        accepting = [key.fold_in("accept", name).uniforms(0, count * (samples - 1)).reshape(count, -1) for name, _ in weighed]
+        columns = weighing.chains(weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True))), self.alpha,
+                                  np.concatenate(accepting))
+        entries: dict[str, dict[str, Any]] = {name: {**laws.get(name, {})} for name, _ in weighed}
+        for index, (name, weights) in enumerate(weighed):
+            entries[name][weights] = {field: _digits(column[index * count : (index + 1) * count])
+                                      for field, column in columns.items()}
+        return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": n + 1, "p": laws["p"], "proposals": entries}
 
 
 def _name(temperature: float) -> str:

@@ -23,7 +23,7 @@ from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, fo
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.chains import StepChain, Window
+    from dflash_mcmc.statistics.chains import StepChain
     from dflash_mcmc.statistics.outcomes import Combined, CostField
 
 _MOST_DRAWN, _MOST_PANELS = 7, 3
@@ -50,7 +50,23 @@ def section(study: Study) -> Section | None:
     """A diagnostics table for runs with proposals, and curves over the number of chains for runs with several chains."""
     text, tables, drawings = "", [], []
     became = ("accepted", "moved", "identical", "abandoned")
-    if diagnosed := [_diagnosed(run) for run in study.runs if any(record["proposals"] for record in run.records)]:
+    diagnosed = []
+    for run in study.runs:
+        clusters = Clusters([record["problem"] for record in run.records])
+        proposals = [record["proposals"] for record in run.records]
+        if not any(proposals):
+            continue
+        counts = {name: [record[name] for record in run.records] for name in ("accepted", "moved", "abandoned")}
+        counts["identical"] = [record["accepted"] - record["moved"] for record in run.records]
+        skipped = sum(record["tokens_skipped"] for record in run.records)
+        proposed = skipped + sum(record["tokens_drawn"] for record in run.records)
+        drawn = [record["log_p"] for record in run.records if record["verdict"] not in UNDRAWN]  # it is 0 in the others
+        diagnosed.append({
+            "run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
+            **{key: end for name, own in counts.items() for key, end in clusters.ratio(own, proposals).columns(name).items()},
+            "skipped": skipped / proposed if proposed else None, "mean_log_p": sum(drawn) / len(drawn) if drawn else None,
+            "law_error": max(record["law_error"] for record in run.records)})
+    if diagnosed:
         tables.append(ReportTable("chains", "Proposals", {
             "run": "run", "samples": ("samples", "count"), "proposals": ("proposals", "count"),
             **{name: (name, "share") for name in became}, "tokens skipped": ("skipped", "share"),
@@ -79,20 +95,6 @@ def section(study: Study) -> Section | None:
     return Section("chains", "Chain diagnostics", parts.paragraphs(text), tables, drawings) if tables else None
 
 
-def _diagnosed(run: Run) -> dict:
-    of = Clusters([record["problem"] for record in run.records])
-    proposals = [record["proposals"] for record in run.records]
-    became = {name: [record[name] for record in run.records] for name in ("accepted", "moved", "abandoned")}
-    became["identical"] = [record["accepted"] - record["moved"] for record in run.records]
-    skipped = sum(record["tokens_skipped"] for record in run.records)
-    proposed = skipped + sum(record["tokens_drawn"] for record in run.records)
-    drawn = [record["log_p"] for record in run.records if record["verdict"] not in UNDRAWN]  # it is 0 in the others
-    return {"run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
-            **{key: end for name, counts in became.items() for key, end in of.ratio(counts, proposals).columns(name).items()},
-            "skipped": skipped / proposed if proposed else None, "mean_log_p": sum(drawn) / len(drawn) if drawn else None,
-            "law_error": max(record["law_error"] for record in run.records)}
-
-
 def _figure(curves: dict[str, list[dict]]) -> figure.Figure:
     names = 1 if max(map(len, curves)) > 40 else 2  # in a line of the legend
     drawn, panels = figure.panels((8.6, 3.4 + 0.17 * -(-len(curves) // names)), 1, 2, sharey=True)
@@ -111,10 +113,9 @@ def _over_chains(axes: figure.Axes, curves: Mapping[str, list[dict]], key: str, 
     for name, rows in curves.items():
         if rows[0][key] is None:
             continue
-        index, estimates = names.index(name), [IntervalEstimate.of(row, key) for row in rows]
-        shift = 1.0 + step * (index - (len(names) - 1) / 2)
-        axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
-                      figure.error_bars(estimates), color=figure.PALETTE[index % len(figure.PALETTE)],
+        shift = 1.0 + step * ((index := names.index(name)) - (len(names) - 1) / 2)
+        axes.errorbar([row["k"] * shift for row in rows], [100.0 * row[key] for row in rows],
+                      figure.bars_of(rows, key, 100.0), color=figure.PALETTE[index % len(figure.PALETTE)],
                       marker=figure.MARKERS[index % len(figure.MARKERS)], markersize=5, capsize=2, label=name)
     ticks = sorted({row["k"] for rows in curves.values() for row in rows})
     axes.set_xscale("log", base=2)
@@ -310,7 +311,14 @@ def mixing_section(study: Study) -> Section | None:
                                          [steps[problem].log_p.size for problem in effective]).columns("ess"),
                             **long.ratio([1000.0 * value for value in effective.values()],
                                          [spent[problem] for problem in effective]).columns("ess_per_1000")}})
-            lags += [{"run": run.shown, "window": name, **row} for row in _lags(steps)]
+            moving = [(problem, chains.autocorrelation(row)) for problem, window in steps.items()
+                      if window.log_p.shape[1] >= chains.LEAST_STEPS for row in window.log_p[~window.stuck]]
+            for lag in range(1, 1 + _MOST_LAGS):
+                if pairs := [(problem, curve) for problem, curve in moving if lag < len(curve)]:
+                    mean = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
+                    independent = np.mean([chains.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
+                    lags.append({"run": run.shown, "window": name, "lag": lag, "chains": len(pairs),
+                                 **mean.columns("autocorrelation"), "independent": float(independent)})
     if not rows:
         return None
     tables, drawings = [ReportTable("mixing", "Convergence of parallel chains", {
@@ -327,20 +335,6 @@ def mixing_section(study: Study) -> Section | None:
         drawings.append(Drawing(f"fig_{study.dataset}_autocorrelation", "Autocorrelation of log p over steps, and of "
                                 "independent draws in chains of the same length (dotted).", partial(_lags_figure, shown)))
     return Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
-
-
-def _lags(steps: dict[str, Window]) -> list[dict[str, Any]]:
-    curves = [(problem, chains.autocorrelation(row)) for problem, window in steps.items()
-              if window.log_p.shape[1] >= chains.LEAST_STEPS for row in window.log_p[~window.stuck]]
-    rows = []
-    for lag in range(1, 1 + _MOST_LAGS):
-        pairs = [(problem, curve) for problem, curve in curves if lag < len(curve)]
-        if pairs:
-            value = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
-            independent = np.mean([chains.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
-            rows.append({"lag": lag, "chains": len(pairs), **value.columns("autocorrelation"),
-                         "independent": float(independent)})
-    return rows
 
 
 def _lags_figure(rows: Sequence[dict[str, Any]]) -> figure.Figure:

@@ -33,7 +33,15 @@ def section(study: Study) -> Section | None:
     """The tables of differences and of added parameters; None for a single run."""
     if len(study.runs) < 2:
         return None
-    settings = {run.label: _settings(run) for run in study.runs}
+    settings = dict[str, dict[str, object]]()
+    for run in study.runs:  # with the names that published settings use too
+        model, blocks = dict(run.config.get("model") or {}), run.identity.get("sampler.num_blocks")
+        horizon = run.identity.get("dataset.max_new_tokens")
+        settings[run.label] = {
+            "model": str(model.get("path") or run.component("model")).rstrip("/").rpartition("/")[2],
+            "problems": len(run.problems), "chains": run.num_chains,
+            "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
+            **{key: value for key, value in run.identity.items() if key != "model"}}
     if any(run.component("sampler") == "power_mh" for run in study.runs):
         settings |= {f"{name} (published)": dict(setting) for name, setting in published_settings().items()}
     rows, extra = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -55,16 +63,6 @@ def section(study: Study) -> Section | None:
         ReportTable("extra_parameters", "Extra parameters", {
             "run": "run", "base distribution": "base", "sampler": "sampler",
             "token-forwards / token": ("forwards_per_token", ".1f"), "extra parameters": parameters}, extra)])
-
-
-def _settings(run: Run) -> dict[str, object]:
-    """The settings of a run, with the names that published settings use too."""
-    model, blocks = dict(run.config.get("model") or {}), run.identity.get("sampler.num_blocks")
-    horizon = run.identity.get("dataset.max_new_tokens")
-    return {"model": str(model.get("path") or run.component("model")).rstrip("/").rpartition("/")[2],
-            "problems": len(run.problems), "chains": run.num_chains,
-            "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
-            **{key: value for key, value in run.identity.items() if key != "model"}}
 
 
 def extra_parameters(run: Run) -> int | None:

@@ -55,11 +55,9 @@ def section(study: Study) -> Section | None:
     axes = sorted((key for key, found in values.items() if len(found) > 1),
                   key=lambda key: (not key.startswith("sampler."), not key.startswith("blend.")))
 
-    def is_grid(swept: _Swept) -> bool:  # not only a diagonal
-        sizes = [len({row[name] for row in swept.rows}) for name in swept.over]
-        return min(sizes) > 1 and len(swept.rows) > max(sizes)
-
-    every = [swept for pair in itertools.combinations(axes, 2) for swept in _parted(study.runs, pair) if is_grid(swept)]
+    every = [swept for pair in itertools.combinations(axes, 2) for swept in _parted(study.runs, pair)
+             if min(sizes := [len({row[name] for row in swept.rows}) for name in swept.over]) > 1
+             and len(swept.rows) > max(sizes)]  # not only a diagonal
     drawn = [swept.runs for swept in every]
     every += [swept for axis in axes for swept in _parted(study.runs, (axis,))  # a curve may be a row of a map
               if len(swept.rows) > 1 and not any(swept.runs <= of_map for of_map in drawn)]
@@ -132,9 +130,9 @@ def _map(title: str, over: list[str], rows: list[dict[str, Any]]) -> figure.Figu
 
 def _curve(title: str, over: list[str], rows: list[dict[str, Any]]) -> figure.Figure:
     drawn, (axes,) = figure.panels((4.8, 3.2))
-    places, estimates = [row[over[0]] for row in rows], [IntervalEstimate.of(row, "accuracy") for row in rows]
-    axes.errorbar(places, [100.0 * estimate.known for estimate in estimates], figure.error_bars(estimates), color=figure.RIGHT,
-                  marker="o", capsize=3)
+    places = [row[over[0]] for row in rows]
+    axes.errorbar(places, [100.0 * row["accuracy"] for row in rows], figure.bars_of(rows, "accuracy", 100.0),
+                  color=figure.RIGHT, marker="o", capsize=3)
     axes.set_xticks(places, [f"{value:g}" for value in places])
     axes.set(title=title, ylabel="correct answers, %",
              xlabel=f"{over[0]}; n = {min(row['n'] for row in rows):,} samples or more each")
@@ -259,23 +257,19 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[d
     found = []
     for beta, runs in sorted(part.items()):
         mine, theirs, _ = aligned(*(outcomes([record for run in side for record in run.records]) for side in (runs, alone)))
-        if mine.problems:
-            found.append((beta, compare(mine, theirs), _agreement(runs, answers)))
+        if not mine.problems:
+            continue
+        shares = []  # of an answer before it differs from that of the model alone, by seed, problem and chain
+        for run in runs:
+            for record in run.records:
+                other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
+                if other is not None:
+                    longest = max(len(record["text"]), len(other), 1)
+                    shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
+        found.append((beta, compare(mine, theirs), sum(shares) / len(shares) if shares else None))
     adjusted = holm([paired.p_value for _, paired, _ in found])
     return [{"beta": beta, **paired.difference.columns("gain"), "p": p_value, "problems": paired.difference.n,
              "agreement": same} for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
-
-
-def _agreement(runs: Sequence[Run], answers: Mapping[tuple[object, str, int], str]) -> float | None:
-    """The mean share of an answer before it differs from that of the model alone, by seed, problem and chain."""
-    shares = []
-    for run in runs:
-        for record in run.records:
-            other = answers.get((run.identity.get("seed"), record["problem"], record["chain"]))
-            if other is not None:
-                longest = max(len(record["text"]), len(other), 1)
-                shares.append(_shared(record["text"], other) / longest if record["text"] != other else 1.0)
-    return sum(shares) / len(shares) if shares else None
 
 
 def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float | None]:
@@ -316,9 +310,8 @@ def _gain_figure(rows: Sequence[dict[str, Any]], over: str) -> figure.Figure:
                 continue
             across = [100.0 * row[over] if over == "agreement" else row[over] for row in points]
             up = [100.0 * row["gain"] for row in points]
-            bars = figure.error_bars([IntervalEstimate.of(row, "gain") for row in points])
-            axes.errorbar(across, up, bars, color=colour, marker=marker, markersize=5.5, markerfacecolor="white", capsize=2,
-                          elinewidth=0.8, label=source, linestyle="none", zorder=2)
+            axes.errorbar(across, up, figure.bars_of(points, "gain", 100.0), color=colour, marker=marker, markersize=5.5,
+                          markerfacecolor="white", capsize=2, elinewidth=0.8, label=source, linestyle="none", zorder=2)
             if over == "beta":  # the model alone is a point of the line
                 line = sorted([(0.0, 0.0), *zip(across, up, strict=True)])
                 axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, zorder=2)

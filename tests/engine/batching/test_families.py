@@ -199,9 +199,9 @@ def test_forced_sequences_and_trees_have_the_masks_of_the_model(family, monkeypa
     reading = sequences.read(parts, tokens[None], keep_cache=True)
     torch.testing.assert_close(reading.hidden[0], hidden(tokens), atol=TOLERANCE, rtol=1e-3)
     with torch.no_grad():
-        found = sequences.predictors(parts, reading.kept_cache(), reading.hidden[0, -1], len(tokens), continuations)
+        states, which = sequences.predictors(parts, reading.kept_cache(), reading.hidden[0, -1], len(tokens), continuations)
     expected = torch.stack([hidden(tokens, torch.from_numpy(row))[len(tokens) - 1 : -1] for row in continuations])
-    torch.testing.assert_close(found.hidden[torch.from_numpy(found.which)], expected, atol=TOLERANCE, rtol=1e-3)
+    torch.testing.assert_close(states[torch.from_numpy(which)], expected, atol=TOLERANCE, rtol=1e-3)
 
 
 def test_reach():

@@ -15,9 +15,9 @@ from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.deep_readout import figures, tables
+from dflash_mcmc.probe.deep_readout import tables
 from dflash_mcmc.probe.deep_readout.readout import Hidden, count_parameters, hidden_states, noise, read_out
-from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, TARGET, parameter_rows, tokens_of
+from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET, parameter_rows, tokens_of
 from dflash_mcmc.rng import Key
 from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import MASK, network
@@ -90,7 +90,7 @@ def block_by_block(model, drafter, mode: str, context: str, again=()) -> torch.T
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["full", "block", "prompt"])
 @pytest.mark.parametrize(("size", "sliding"), [(5, (None, None)), (3, (None, None)), (5, (4, None))],
                          ids=["whole", "short", "sliding"])
 def test_one_pass_equals_block_by_block(model, context, size, sliding):
@@ -104,7 +104,7 @@ def test_one_pass_equals_block_by_block(model, context, size, sliding):
         torch.testing.assert_close(together.draft[row], expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["full", "block", "prompt"])
 def test_the_prompt_is_injected_again_every_second_block(model, context):
     """Blocks 2 and 4 of five see it, as in a cache with the prompt's entries once more. Other blocks stay as with masks."""
     drafter = pair(model, 4, (4, None))
@@ -327,10 +327,10 @@ def texts(figure) -> str:
 
 def test_figures_contain_their_numbers():
     tokens = tokens_of([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
-    assert "n = 2" in texts(figures.buckets(tables.rows(tokens)["confidence"]))
-    fall = texts(figures.decomposition(tables.rows(tokens)["decomposition"]))
+    assert "n = 2" in texts(tables.buckets(tables.rows(tokens)["confidence"]))
+    fall = texts(tables.decomposition(tables.rows(tokens)["decomposition"]))
     assert all(text in fall for text in ("12,920", "2,161\n6.0x better", "1,476\n1.5x better", "305\n42.4x better", "75,835"))
-    assert "0\n2" in texts(figures.by_block(tables.rows(tokens)["block_curves"], "block"))
-    assert "91-127\n2" in texts(figures.by_position(tables.rows(tokens)["position_curves"], "full"))
-    diagram = texts(figures.architecture(qwen3_4b()))
+    assert "0\n2" in texts(tables.by_block(tables.rows(tokens)["block_curves"], "block"))
+    assert "91-127\n2" in texts(tables.by_position(tables.rows(tokens)["position_curves"], "full"))
+    diagram = texts(tables.architecture(qwen3_4b()))
     assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "same weights as the embedding"))
