@@ -81,6 +81,13 @@ class RecurrentShape(NamedTuple):
         return len(self.layers) * self.width * self.dtype.itemsize
 
 
+def exchange(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchanges the values of two views of a tensor."""
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
 class RecurrentStates:
     """States of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
 
@@ -111,9 +118,7 @@ class RecurrentStates:
     def swap(self, a: int, b: int, count: int) -> None:
         """Exchanges the first `count` states of two rows."""
         for memory in (self.windows, self.matrices):
-            kept = memory[:, a, :count].clone()
-            memory[:, a, :count] = memory[:, b, :count]
-            memory[:, b, :count] = kept
+            exchange(memory[:, a, :count], memory[:, b, :count])
 
     def extend(self, count: int) -> None:
         """Makes room for `count` states in each row."""
@@ -373,9 +378,7 @@ class KVCache(Cache):
             return
         length = max(length_a, length_b)
         for memory in (self.keys, self.values):
-            kept = memory[:, a, :, :length].clone()
-            memory[:, a, :, :length] = memory[:, b, :, :length]
-            memory[:, b, :, :length] = kept
+            exchange(memory[:, a, :, :length], memory[:, b, :, :length])
         if self.companion is not None:
             self.companion.swap(a, b, length_a, length_b)
 

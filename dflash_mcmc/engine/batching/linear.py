@@ -123,7 +123,9 @@ def prepared(weight: torch.Tensor) -> torch.Tensor | None:
     weight = weight.detach()
     if weight.dtype == torch.float32 and is_small(weight.numel()) and keeps_bits(weight):
         return weight
-    if not _is_packable(weight):
+    # Whether this processor and this PyTorch have packed products of such weights
+    if not torch.backends.mkldnn.is_available() or not (weight.dtype == torch.float32 or (
+            weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())):
         return None
     packed = _packed(weight)
     return packed if keeps_bits(packed) else None
@@ -195,14 +197,6 @@ def _in_tiles(weight: torch.Tensor) -> bool:
 def has_tiles() -> bool:
     """Whether this processor has tiles (AMX). PyTorch asks Linux for their use, which it may refuse."""
     return torch.cpu._is_amx_tile_supported()
-
-
-def _is_packable(weight: torch.Tensor) -> bool:
-    """Whether this processor and this PyTorch have packed products of such weights."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32 or bfloat16
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:

@@ -46,16 +46,9 @@ class Span(NamedTuple):
     prompt: np.ndarray | None = None
 
 
-class Beside(NamedTuple):
-    """What the companion is fed in a forward of the target.
-
-    Attributes:
-        tokens: int64 (rows, queries).
-        skipped: int64 (rows,), positions before the second prompt of each row.
-    """
-
-    tokens: torch.Tensor
-    skipped: torch.Tensor
+Beside: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""What a companion under another prompt is fed in a forward of the target: tokens, int64 (rows, queries), and the number of
+positions before the second prompt of each row, int64 (rows,)."""
 
 
 class SecondPrompts:
@@ -80,7 +73,7 @@ class SecondPrompts:
 
     def of_step(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> Beside:
         """For a step, which feeds the prompt's last token and later ones: the same tokens."""
-        return Beside(tokens, self._skipped[rows])
+        return tokens, self._skipped[rows]
 
     def of_spans(self, prompts: Sequence[np.ndarray], first: np.ndarray, tokens: np.ndarray) -> Beside:
         """For pieces that begin at positions `first`, int64 (rows,), of sequences with these first prompts."""
@@ -92,7 +85,7 @@ class SecondPrompts:
             inside = (at >= skipped[row]) & (at < len(prompt))
             fed[row, inside] = second[at[inside] - skipped[row]]
         device = self._skipped.device
-        return Beside(torch.from_numpy(fed).to(device), torch.from_numpy(skipped).to(device))
+        return torch.from_numpy(fed).to(device), torch.from_numpy(skipped).to(device)
 
 
 class ModelRunner:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from dflash_mcmc.engine.batching.cache import (
     KVCache,
     RecurrentShape,
     RecurrentStates,
+    exchange,
     round_up,
 )
 
@@ -169,9 +170,7 @@ class HybridCache(KVCache):
         length, known = max(length_a, length_b), self.known[[b, a]]
         super().swap(a, b, length_a, length_b)
         if length_a and length_b:  # else one row has been copied over the other
-            kept = self.inputs[:, a, :length].clone()
-            self.inputs[:, a, :length] = self.inputs[:, b, :length]
-            self.inputs[:, b, :length] = kept
+            exchange(self.inputs[:, a, :length], self.inputs[:, b, :length])
             self.snapshots.swap(a, b, length // self.every + 1)
         self.recent.swap(a, b, self.num_recent)
         self.known[[a, b]] = known
@@ -186,18 +185,6 @@ class HybridCache(KVCache):
 
 _ROW_STEP = 8
 """A projection has the same bits in every batch whose number of rows is a multiple of it (notebook, "Bits")."""
-
-
-class _Projected(NamedTuple):
-    """Projections of tokens: inputs of the convolution (rows, queries, channels), and gates."""
-
-    mixed: torch.Tensor
-    gate: torch.Tensor
-    """(rows, queries, heads, value_dim), of the output."""
-    rate: torch.Tensor
-    """float32 (rows, queries, heads), beta."""
-    decay: torch.Tensor
-    """float32 (rows, queries, heads), exp(g)."""
 
 
 def install(nets: Sequence[Any]) -> None:
@@ -216,17 +203,17 @@ def _forward(net: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tens
 def mix(net: Any, hidden: torch.Tensor, layer: RecurrentLayer) -> torch.Tensor:
     """The output of a layer, (rows, queries, width), for inputs of that shape. Keeps the states in `layer`."""
     rows, queries = hidden.shape[:2]
-    (windows, matrices), projected = layer.begin(hidden), _project(net, hidden)
-    mixed = torch.cat([windows, projected.mixed], dim=1)
+    (windows, matrices), (inputs, gate, rate, decay) = layer.begin(hidden), _project(net, hidden)
+    mixed = torch.cat([windows, inputs], dim=1)
     query, key, value = _convolve(net, mixed)
     query, key = _normed(query) / net.head_k_dim**0.5, _normed(key)
     outputs = list[torch.Tensor]()
     for index in range(queries):
-        matrices = _step(matrices, key[:, index], value[:, index], projected.decay[:, index], projected.rate[:, index])
+        matrices = _step(matrices, key[:, index], value[:, index], decay[:, index], rate[:, index])
         outputs.append((matrices * query[:, index, ..., None]).sum(dim=-2))
         layer.keep(index, mixed[:, index + 1 : index + 1 + windows.shape[1]], matrices)
     together = torch.stack(outputs, dim=1).to(hidden.dtype).view(-1, net.head_v_dim)
-    normed = net.norm(together, projected.gate.reshape(-1, net.head_v_dim))
+    normed = net.norm(together, gate.reshape(-1, net.head_v_dim))
     return net.out_proj(normed.view(rows, queries, -1))
 
 
@@ -257,12 +244,12 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
 def _advance(net: Any, hidden: torch.Tensor, windows: torch.Tensor, matrices: torch.Tensor,
              counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The states after the first `counts` of the tokens of each row, int64 (rows,)."""
-    projected = _project(net, hidden)
-    mixed = torch.cat([windows, projected.mixed], dim=1)
+    inputs, _, rate, decay = _project(net, hidden)
+    mixed = torch.cat([windows, inputs], dim=1)
     _, key, value = _convolve(net, mixed)
     key, queries = _normed(key), hidden.shape[1]
     for index in range(queries):
-        after = _step(matrices, key[:, index], value[:, index], projected.decay[:, index], projected.rate[:, index])
+        after = _step(matrices, key[:, index], value[:, index], decay[:, index], rate[:, index])
         matrices = torch.where((index < counts)[:, None, None, None], after, matrices)
     last = counts.clamp(0, queries)[:, None] + torch.arange(windows.shape[1], device=counts.device)
     return mixed[torch.arange(len(mixed), device=counts.device)[:, None], last], matrices
@@ -276,8 +263,12 @@ def _step(matrices: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay:
     return matrices + key[..., None] * change[..., None, :]
 
 
-def _project(net: Any, hidden: torch.Tensor) -> _Projected:
-    """The projections of Qwen3.5, or of Qwen3-Next, which interleaves them."""
+def _project(net: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The projections of Qwen3.5, or of Qwen3-Next, which interleaves them.
+
+    Inputs of the convolution (rows, queries, channels), the gate of the output (rows, queries, heads, value_dim), and beta and
+    exp(g), each float32 (rows, queries, heads).
+    """
     if hasattr(net, "in_proj_qkvz"):
         query, key, value, gate, rate, decay = net.fix_query_key_value_ordering(net.in_proj_qkvz(hidden),
                                                                                 net.in_proj_ba(hidden))
@@ -286,7 +277,7 @@ def _project(net: Any, hidden: torch.Tensor) -> _Projected:
         mixed, gate = net.in_proj_qkv(hidden), net.in_proj_z(hidden).unflatten(-1, (-1, net.head_v_dim))
         rate, decay = net.in_proj_b(hidden), net.in_proj_a(hidden)
     log_decay = -net.A_log.float().exp() * torch.nn.functional.softplus(decay.float() + net.dt_bias)
-    return _Projected(mixed, gate, rate.sigmoid().float(), log_decay.exp())
+    return mixed, gate, rate.sigmoid().float(), log_decay.exp()
 
 
 def _convolve(net: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -325,10 +325,8 @@ def num_columns(asked: AsksColumns) -> int:
     return 1 + _LAW * len(asked.laws) + kept if asked.laws or asked.entropy or kept else 0
 
 
-def split_columns(asked: AsksColumns | None, columns: np.ndarray) -> tuple[np.ndarray | None, ...]:
+def split_columns(asked: AsksColumns, columns: np.ndarray) -> tuple[np.ndarray | None, ...]:
     """(laws, entropy, kept) of `Trajectory` from columns (tokens, k); None for a part that is not asked for."""
-    if asked is None:
-        return None, None, None
     count = len(asked.laws)
     end = 1 + _LAW * count
     under = columns[:, 1:end].reshape(len(columns), count, _LAW).copy() if count else None

@@ -16,9 +16,10 @@ set is therefore known by its state alone.
 """
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,12 +64,15 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
         tokenizer: of `transformers`.
         vocab_size: ids of the model, of which some may have no token.
     """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
     added = tokenizer.added_tokens_decoder
     specials = {token_id: token.content for token_id, token in added.items() if token.special}
     specials.update({token_id: names[token_id] for token_id in tokenizer.all_special_ids if token_id < len(names)})
     marks = marks_of(tokenizer)
-    of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+    of_name = functools.partial(_byte_level, alphabet) if _is_byte_level(tokenizer) else _sentence_piece
     pieces = [name.encode() if name and token_id in marks else b"" if name is None or token_id in specials else of_name(name)
               for token_id, name in enumerate(names)]
     pieces += [b""] * (vocab_size - len(pieces))
@@ -83,19 +87,9 @@ def _is_byte_level(tokenizer: Any) -> bool:
     return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
 
 
-def _alphabet() -> dict[str, int]:
-    """The byte of each character of a byte-level vocabulary: printable bytes stay, others are from U+0100 on (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_ALPHABET = _alphabet()
-
-
-def _byte_level(name: str) -> bytes:
+def _byte_level(alphabet: Mapping[str, int], name: str) -> bytes:
     """A token with a character outside the alphabet stands for its own text (added tokens)."""
-    codes = [_ALPHABET.get(character) for character in name]
+    codes = [alphabet.get(character) for character in name]
     return name.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
 
 

@@ -21,7 +21,7 @@ in place of features that the target has not computed yet. These entries are tem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.gpu import DraftLoop
 
 
-class DrawTokens(Protocol):
-    """Draws drafted tokens from the draft's law, which it keeps as the q of every rule."""
-
-    def __call__(self, logits: torch.Tensor, first: int) -> torch.Tensor:
-        """Tokens int64 (rows, k) of slots `first` on, from logits (rows, k, vocabulary)."""
+DrawTokens: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
+"""Draws drafted tokens, int64 (rows, k), for the slots from a number on, from logits (rows, k, vocabulary) of the draft's law.
+It keeps the law as the q of every rule."""
 
 
 def _no_forward(*reading: Any) -> torch.Tensor:

@@ -214,16 +214,17 @@ class Ledger:
 
     def take(self, numbers: Iterable[int]) -> dict[int, Drawn]:
         """The tokens of requests, which are then forgotten. Requests without a row here are left out."""
-        return {number: self._take(self._row_of.pop(number)) for number in numbers if number in self._row_of}
+        taken = dict[int, Drawn]()
+        for number in numbers:
+            if (row := self._row_of.pop(number, None)) is not None:
+                self._free.append(row)
+                count = int(self._count[row])
+                taken[number] = Drawn(self._tokens[row, :count].copy(), self._scores[row, :count, : self._widths[row]].copy(),
+                                      int(self._forwards[row]), bool(self._failed[row]))
+        return taken
 
     def __len__(self) -> int:
         return len(self._row_of)
-
-    def _take(self, row: int) -> Drawn:
-        count = int(self._count[row])
-        self._free.append(row)
-        return Drawn(self._tokens[row, :count].copy(), self._scores[row, :count, : self._widths[row]].copy(),
-                     int(self._forwards[row]), bool(self._failed[row]))
 
     def _grow(self, length: int, width: int) -> None:
         """Makes room for a request. Sizes double, so that it is rare."""
@@ -270,35 +271,6 @@ class LawGroup(NamedTuple):
     forced: np.ndarray
 
 
-class NextTokens(NamedTuple):
-    """What a batch asks for: the next token of each row.
-
-    Attributes:
-        uniforms: float64 (rows,).
-        forced: int64 (rows,), the tokens of scores; other rows have arbitrary values.
-        sequence: gives the tokens before a row's next one, and how many of them are the generation's prompt. Only rows with
-            a penalty are asked.
-    """
-
-    uniforms: np.ndarray
-    forced: np.ndarray
-    sequence: Callable[[int], tuple[Sequence[int], int]]
-
-
-class DrawnBatch(NamedTuple):
-    """The tokens of the rows, on the host.
-
-    Attributes:
-        tokens: int64 (rows,).
-        scores: float64 (rows, 4 + k) as in `Drawn`, with the largest k of a row.
-        finite: bool (rows,), False where logits or processed logits are not finite. The row's other values are then arbitrary.
-    """
-
-    tokens: np.ndarray
-    scores: np.ndarray
-    finite: np.ndarray
-
-
 def groups_of(tickets: Sequence[Ticket]) -> list[LawGroup]:
     """The rows by their laws."""
     members: dict[tuple, list[int]] = {}
@@ -308,17 +280,27 @@ def groups_of(tickets: Sequence[Ticket]) -> list[LawGroup]:
             for rows in members.values()]
 
 
-def draw(logits: torch.Tensor, groups: Sequence[LawGroup], asked: NextTokens) -> DrawnBatch:
+def draw(logits: torch.Tensor, groups: Sequence[LawGroup], uniforms: np.ndarray, forced: np.ndarray,
+         sequence: Callable[[int], tuple[Sequence[int], int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws a token for each row, or takes the token that a score forces.
 
     Args:
         logits: float32 (rows, vocabulary); minus infinity for ids that can never be drawn.
         groups: all rows.
+        uniforms: float64 (rows,).
+        forced: int64 (rows,), the tokens of scores; other rows have arbitrary values.
+        sequence: gives the tokens before a row's next one, and how many of them are the generation's prompt. Only rows with
+            a penalty are asked.
+
+    Returns:
+        On the host the tokens, int64 (rows,); their scores, float64 (rows, 4 + k) as in `Drawn` with the largest k of a row;
+        and bool (rows,), False where logits or processed logits are not finite. Such a row's other values are arbitrary.
     """
     finite = torch.isfinite(logits.amax(dim=-1))
     if logits.is_cuda or not finite.all():  # a GPU is not waited for
         logits = torch.where(finite[:, None], logits, 0.0)
-    drawn = [(piece.places, _of_piece(logits, piece, asked)) for group in groups for piece in _pieces(group, logits)]
+    drawn = [(piece.places, _of_piece(logits, piece, uniforms[piece.places], forced[piece.places], sequence))
+             for group in groups for piece in _pieces(group, logits)]
     width = max(scores.shape[1] for _, scores in drawn)
     values = torch.zeros(len(logits), 1 + width, dtype=torch.float64, device=logits.device)
     values[:, 0] = finite
@@ -326,7 +308,7 @@ def draw(logits: torch.Tensor, groups: Sequence[LawGroup], asked: NextTokens) ->
         values[places, 1 : 1 + scores.shape[1]] = scores
     values[:, 0] *= ~values.isnan().any(dim=1)  # processed logits are not finite
     host = values.cpu().numpy()  # one copy from the device for all rows
-    return DrawnBatch(host[:, 1].astype(np.int64), host[:, 2:], host[:, 0] > 0)
+    return host[:, 1].astype(np.int64), host[:, 2:], host[:, 0] > 0
 
 
 def _pieces(group: LawGroup, logits: torch.Tensor) -> Iterator[LawGroup]:
@@ -337,8 +319,9 @@ def _pieces(group: LawGroup, logits: torch.Tensor) -> Iterator[LawGroup]:
         yield LawGroup(group.ticket, group.places[mine], group.forced[mine])
 
 
-def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch.Tensor:
-    """Token and scores of rows with the same laws, float64 (rows, 5 + k)."""
+def _of_piece(logits: torch.Tensor, piece: LawGroup, uniforms: np.ndarray, forced: np.ndarray,
+              sequence: Callable[[int], tuple[Sequence[int], int]]) -> torch.Tensor:
+    """Token and scores of rows with the same laws, float64 (rows, 5 + k). Arguments are those of `draw`, for these rows."""
     places, device = piece.places, logits.device
     whole = len(places) == len(logits)
     if not whole:  # places that follow one another need no copy
@@ -347,13 +330,12 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     ticket, history = piece.ticket, laws.NO_HISTORY
     every = (ticket.params, *ticket.laws)
     if any(params.has_penalty for params in every):
-        history = laws.history_of(every, [asked.sequence(row) for row in places.tolist()], logits)
+        history = laws.history_of(every, [sequence(row) for row in places.tolist()], logits)
     target = laws.weigh(logits)
     weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
-    tokens, interval = laws.draw(weights, torch.from_numpy(asked.uniforms[places]).to(device))
+    tokens, interval = laws.draw(weights, torch.from_numpy(uniforms).to(device))
     if piece.forced.any():
-        forced = torch.from_numpy(asked.forced[places]).to(device)
-        tokens = torch.where(torch.from_numpy(piece.forced).to(device), forced, tokens)
+        tokens = torch.where(torch.from_numpy(piece.forced).to(device), torch.from_numpy(forced).to(device), tokens)
         interval = laws.intervals(weights, tokens)
     columns = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
                interval]
@@ -370,7 +352,7 @@ class _BatchRequest(NamedTuple):
     output: Sequence[int]
 
     def sequence(self) -> tuple[Sequence[int], int]:
-        """See `NextTokens.sequence`."""
+        """The tokens before the next one, and how many of them are the generation's prompt."""
         return [*self.prompt, *self.output], self.ticket.prompt_length
 
 
@@ -460,9 +442,8 @@ class RequestRows:
         """Writes the tokens of requests to the ledger. Returns the tokens that vLLM is told, int64 (rows,)."""
         requests, rows = layout.requests, layout.rows
         numbers = np.fromiter((len(request.output) for request in requests), np.int64, len(requests))
-        asked = NextTokens(self._ledger.uniforms(rows, numbers), self._ledger.forced(rows, numbers),
-                      lambda place: requests[place].sequence())
-        tokens, scores, finite = draw(logits, layout.groups, asked)
+        tokens, scores, finite = draw(logits, layout.groups, self._ledger.uniforms(rows, numbers),
+                                      self._ledger.forced(rows, numbers), lambda place: requests[place].sequence())
         ends = self._ledger.write(rows, numbers, tokens, scores, finite)
         return np.where(ends, layout.ends, tokens)
 

@@ -26,18 +26,18 @@ def test_pieces_change_no_bit(monkeypatch, rows_together):
     tickets = [ticket(number, params=(SamplingParams(), SamplingParams(0.25), LAW)[number // 2 % 3],
                       laws=(LAW,) if number % 3 else (), entropy=bool(number % 3), forced=(4, 5, 6) if number > 6 else ())
                for number in range(11)]
-    asked = drawing.NextTokens(np.random.Generator(np.random.Philox(0)).uniform(size=11), np.arange(40, 51),
-                          lambda place: ([9, 11, 5, 5, place], 2))
+    asked = (np.random.Generator(np.random.Philox(0)).uniform(size=11), np.arange(40, 51),
+             lambda place: ([9, 11, 5, 5, place], 2))
     groups = drawing.groups_of(tickets)
     assert len(groups) > 2
-    whole = drawing.draw(logits, groups, asked)
+    whole = drawing.draw(logits, groups, *asked)
     monkeypatch.setattr(drawing, "PIECE", 700 * rows_together)
-    pieces = drawing.draw(logits, groups, asked)
-    for name in ("tokens", "scores", "finite"):
-        np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
-    assert whole.finite.tolist() == [place != 7 for place in range(11)]
-    assert (whole.tokens[8:] == np.arange(48, 51)).all()
-    assert (whole.tokens[:6] != np.arange(40, 46)).all()
+    for mine, expected in zip(drawing.draw(logits, groups, *asked), whole, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    tokens, _, finite = whole
+    assert finite.tolist() == [place != 7 for place in range(11)]
+    assert (tokens[8:] == np.arange(48, 51)).all()
+    assert (tokens[:6] != np.arange(40, 46)).all()
 
 
 def write(ledger: Ledger, rows: list[int], numbers: list[int], tokens: list[int], finite: bool = True) -> np.ndarray:
