@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -202,7 +200,10 @@ def agrees(decoder: Any, config: Any, device: torch.device) -> bool:
 
     The decoder uses an implementation of attention that takes bool masks.
     """
-    with _shortened(config):
+    before = {name: getattr(config, name) for name in _PROBED if getattr(config, name, None) is not None}
+    try:
+        for name in before:
+            setattr(config, name, _PROBED[name])
         tokens = torch.arange(_PROBE_TOKENS, device=device)[None] % config.vocab_size
         positions = torch.arange(_PROBE_TOKENS, device=device)
         causal = (positions <= positions[:, None])[None]
@@ -212,17 +213,7 @@ def agrees(decoder: Any, config: Any, device: torch.device) -> bool:
             ours = decoder(input_ids=tokens, attention_mask=mask, position_ids=positions[None], use_cache=False)
         except (AttributeError, TypeError, KeyError, ValueError):  # the model takes one mask for layers of several types
             return False
-    return torch.allclose(ours.last_hidden_state.float(), theirs.float(), atol=1e-2, rtol=1e-2)
-
-
-@contextmanager
-def _shortened(config: Any) -> Iterator[None]:
-    """A context in which the configuration has short windows and chunks, where it has any."""
-    before = {name: getattr(config, name) for name in _PROBED if getattr(config, name, None) is not None}
-    for name in before:
-        setattr(config, name, _PROBED[name])
-    try:
-        yield
     finally:
         for name, value in before.items():
             setattr(config, name, value)
+    return torch.allclose(ours.last_hidden_state.float(), theirs.float(), atol=1e-2, rtol=1e-2)

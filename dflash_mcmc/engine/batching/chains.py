@@ -15,7 +15,6 @@ import numpy as np
 from dflash_mcmc.engine.batching.cache import CachedPrefix, KVCache, Ladder, assign, chunks
 from dflash_mcmc.engine.batching.interface import DROPPED, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, Span
-from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, Wait
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
@@ -198,12 +197,11 @@ class Slot:
         leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
         clock: the engine's clock at the start of the operation.
         reading_clock: the part of it in which the engine has read prompts and prefixes.
-        counts: counts of the latest draw that has ended.
         walk: a trace entry for each block drafted for the operation, if a trace is kept.
     """
 
     def __init__(self, chain: LiveChain):
-        self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
+        self.chain, self.contents = chain, CachedPrefix()
         self.row: int | None = None
         self.offloaded: SlotPlace | None = None
         self.operation: Operation | None = None

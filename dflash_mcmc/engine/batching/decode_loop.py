@@ -31,6 +31,7 @@ class EndedDraw(NamedTuple):
 
     row: int
     drawn: DrawnTokens
+    counts: RowCounts
     status: Status
 
 
@@ -172,10 +173,8 @@ class DecodeLoop:
         ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.DIVERGED)).tolist()
         if not ended:
             return []
-        for row in ended:
-            slots[row].counts = progress.counts(row)
         spans = [(row, slots[row].in_progress.sequence_length, int(progress.position[row]) + 1) for row in ended]
-        return [EndedDraw(row, drawn, Status(progress.status[row]))
+        return [EndedDraw(row, drawn, progress.counts(row), Status(progress.status[row]))
                 for row, drawn in zip(ended, self.rows.read(spans), strict=True)]
 
 

@@ -81,11 +81,13 @@ def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> UnloadedTarge
     """
     outer = configuration(folder)
     config = outer.get_text_config()
-    token_ids = set(tokenizer.get_vocab().values())
+    token_ids, sources = set(tokenizer.get_vocab().values()), [outer, config, tokenizer]
+    if (folder / "generation_config.json").is_file():
+        sources.insert(0, transformers.GenerationConfig.from_pretrained(folder))
     if dtype == "auto":
         dtype = precision_name(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
     return UnloadedTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
-                      _stop_ids(folder, outer, config, tokenizer),
+                      tuple(sorted(stop_ids_of(sources))),
                       tuple(token for token in range(config.vocab_size) if token not in token_ids))
 
 
@@ -108,12 +110,6 @@ def prompt_encoder(model: ModelPart) -> PromptEncoder | None:
     encoder = model.prompt_encoder()
     shape = None if encoder is None else model.shape("cpu")
     return encoder if encoder is None or shape is None else encoder._replace(max_positions=positions(shape.config))
-
-
-def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
-    if (folder / "generation_config.json").is_file():
-        sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
-    return tuple(sorted(stop_ids_of(sources)))
 
 
 class Asked(NamedTuple):

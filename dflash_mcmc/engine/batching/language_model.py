@@ -54,13 +54,6 @@ _REASONS = {
 }
 
 
-def refuse(model: Any) -> None:
-    """Raises UserError for a model of `transformers` whose layers the engine of slots does not compute."""
-    if layers := _refused_layers(model, model.config.get_text_config()):
-        raise refused(model, f"has {layers}", "attention over all earlier tokens, over a window or in chunks, or the linear "
-                      "attention of Qwen3-Next and Qwen3.5, in every layer")
-
-
 def refused(model: Any, what: str, allowed: str) -> UserError:
     """The error for a model, in one line."""
     name = type(model).__name__
@@ -121,11 +114,6 @@ def _linear(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Te
     return torch.nn.functional.linear(rows, weight.t() if module.is_transposed else weight, bias)
 
 
-def has_experts(decoder: torch.nn.Module) -> bool:
-    """Whether a model has experts whose implementation can be chosen."""
-    return any(hasattr(module, "has_post_expert_norm") for module in decoder.modules())
-
-
 ALL_EXPERTS_FUNCTIONS.register(NAME, batch_invariant_experts)
 
 
@@ -163,10 +151,14 @@ class LanguageModel:
             It then has no gradients.
     """
 
-    def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
+    def __init__(self, model: Any, tokenizer: Any = None, stop_ids: Iterable[int] = (),
                  head_copy: bool | None = None, packs: bool = False):
-        refuse(model)
-        self.decoder, self.head, self.config = _parts(model)
+        self.config = model.config
+        if layers := _refused_layers(model, self.config.get_text_config()):
+            raise refused(model, f"has {layers}", "attention over all earlier tokens, over a window or in chunks, or the "
+                          "linear attention of Qwen3-Next and Qwen3.5, in every layer")
+        self.decoder = model.model if model.base_model is model else model.base_model
+        self.head = model.get_output_embeddings()
         self._cache_argument = cache_argument(self.decoder)
         self._loop: linear.LayerLoop | GpuLoop | None = None
         self.tokenizer = tokenizer
@@ -180,7 +172,7 @@ class LanguageModel:
         self.masks = attention.masks_of(self.config, self.decoder)
         self.changes_scores = attention.changes_scores(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self.has_experts = has_experts(self.decoder)
+        self.has_experts = any(hasattr(module, "has_post_expert_norm") for module in self.decoder.modules())
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[layer].linear_attn for layer in recurrent.layers] if recurrent else []
         recurrent_state.install(self.recurrent_nets)
@@ -192,7 +184,8 @@ class LanguageModel:
         elif self.recurrent_nets:
             self.uncaptured = "the model has recurrent layers"
         self._float32_head = Float32Head(self.head, head_copy)
-        self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
+        stated = stop_ids_of((getattr(model, "generation_config", None), model.config, tokenizer))
+        self.stop_ids = tuple(sorted({*stop_ids, *stated}))
         self.stop_strings: StopStrings | None = None
         self._known_strings: dict[tuple[str, ...], StopStrings] = {}  # shared by the copies of this model
         if tokenizer is not None:
@@ -389,19 +382,9 @@ class LanguageModel:
                  "the last bits of a record depend on the other samples in its batch")
 
 
-def _parts(model: Any) -> tuple[Any, Any, Any]:
-    """Decoder, head and config of a model of `transformers`."""
-    decoder = model.model if model.base_model is model else model.base_model
-    return decoder, model.get_output_embeddings(), model.config
-
-
 def _find(decoder: Any, names: tuple[str, ...]) -> Any:
     for name in names:
         if hasattr(decoder, name):
             return getattr(decoder, name)
     raise UserError(f"model.path: {type(decoder).__name__} has none of {', '.join(names)}; allowed: a decoder-only model "
                     "laid out as Qwen, Llama or GPT-2")
-
-
-def _stop_ids(model: Any, tokenizer: object | None) -> set[int]:
-    return stop_ids_of((getattr(model, "generation_config", None), model.config, tokenizer))

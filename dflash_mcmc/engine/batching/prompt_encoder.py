@@ -70,7 +70,8 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     """
     marks, hidden = marks_of(tokenizer), set[int]()
     if marks:  # the decoder can leave out all special tokens or none
-        hidden = special_ids(tokenizer) - marks
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        hidden = {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)} - marks
     options = {"skip_special_tokens": not marks, **options}
     tokens = [token for token in tokens if token not in hidden]
     for first in tokens:
@@ -80,12 +81,6 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     if not tokens or not marked:
         return tokenizer.decode(tokens, **options)
     return tokenizer.decode([first, *tokens], **options)[len(tokenizer.decode([first], **options)):]
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """The ids of special tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 
 
 @lru_cache(maxsize=4)

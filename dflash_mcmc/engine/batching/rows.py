@@ -211,10 +211,6 @@ class Rows:
                 state[[a, b]] = state[[b, a]]
         self._whole[:, [a, b]], self._real[:, [a, b]] = self._whole[:, [b, a]], self._real[:, [b, a]]
 
-    def go_on(self, rows: Sequence[int]) -> None:
-        """Continues the draws of rows that have parted from others."""
-        self.status[list(rows)] = Status.LIVE
-
     def idle(self, row: int | slice, position: int = 0) -> None:
         """Marks a row, or all rows, as free. A step that feeds it writes keys and values from `position` on."""
         self.position[row], self.status[row] = position, Status.DONE

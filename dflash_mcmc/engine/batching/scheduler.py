@@ -14,10 +14,10 @@ import numpy as np
 
 from dflash_mcmc.engine.batching.cache import chunks
 from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, Slot, SlotMemory, prepare
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, Stop
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import Span, scores
-from dflash_mcmc.engine.batching.rows import DrawnTokens, Limit, Start, Status, num_columns, split_columns
+from dflash_mcmc.engine.batching.rows import Limit, Start, Status, num_columns, split_columns
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
 from dflash_mcmc.ops import Chain, Draw, Operation, Score, counted_from
@@ -91,7 +91,7 @@ class Scheduler(ChainPool):
             if ended.status == Status.FAILED:
                 self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
                 continue
-            chain.note(slot.number, self._collected(slot, ended.drawn), slot.walk)
+            chain.note(slot.number, self._collected(slot, ended), slot.walk)
             slot.charge(self._meter)
             slot.rest()
             self.advance(chain)
@@ -232,9 +232,9 @@ class Scheduler(ChainPool):
             rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
         self._loop.begin(start, draw)
 
-    def _collected(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
+    def _collected(self, slot: Slot, end: EndedDraw) -> Trajectory:
         """The answer to a draw whose decode steps have ended."""
-        base, asked = slot.in_progress, slot.chain.operations[slot.number]
+        drawn, base, asked = end.drawn, slot.in_progress, slot.chain.operations[slot.number]
         ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
                                *split_columns(asked, drawn.columns))
@@ -242,7 +242,7 @@ class Scheduler(ChainPool):
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
         slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
-        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
+        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), end.counts))
         return answer
 
     def _carry_out_scores(self) -> bool:
@@ -300,7 +300,7 @@ class Scheduler(ChainPool):
             first.leader = None
             for other in others:
                 other.leader = first
-        self._loop.rows.go_on([entry.row for entry in parted])
+        self._loop.rows.status[[entry.row for entry in parted]] = Status.LIVE
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
         """Ends a chain whose logits are not numbers, and clears its keys and values."""

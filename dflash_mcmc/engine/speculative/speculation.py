@@ -18,11 +18,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 
 
-def count_dtype(most: int) -> torch.dtype:
-    """The type of counts up to `most`."""
-    return torch.uint8 if most < 2**8 else torch.int32
-
-
 class Block(NamedTuple):
     """A drafted block of each row.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -45,7 +46,7 @@ from dflash_mcmc.engine.batching.rows import (
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, below_floor, commit
-from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, count_dtype, joined
+from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, joined
 
 
 def _finite(logits: Mapping[str, torch.Tensor], target: laws.Weights) -> torch.Tensor:
@@ -164,7 +165,38 @@ class Drafted(NamedTuple):
     uniforms: Uniforms
 
 
-class Speculator(Stepper):
+class StepsOfBlocks(Stepper):
+    """Proposes a block for each row, which the target reads in one forward.
+
+    Args:
+        runner: runs the target.
+        num_drafted: tokens of a block after its anchor.
+    """
+
+    window: int | None = None
+    """Number of tokens that the target attends to; None for all."""
+
+    def __init__(self, runner: ModelRunner, num_drafted: int):
+        self.runner, self.tokens_a_step, self.reach = runner, 1 + num_drafted, 1 + num_drafted
+        self._offsets = torch.arange(self.reach, device=runner.model.device)
+
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             riders: SharedForwards | None = None) -> None:
+        """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
+        new = self.propose(cache, state, batch, key_length, groups)
+        hidden = self.runner.forward(cache, slice(0, batch), new.fed, new.at, key_length, self.window, is_block=True)
+        self.settle(state, new, hidden, groups)
+
+    @abstractmethod
+    def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Any:
+        """What the target has to read for the first `batch` rows: tokens `fed` and positions `at`, int64 (rows, slots)."""
+
+    @abstractmethod
+    def settle(self, state: Rows, new: Any, hidden: torch.Tensor, groups: tuple[Group, ...]) -> None:
+        """Gives live rows their tokens, by the result of `propose` and the target's states for it, (rows, slots, width)."""
+
+
+class Speculator(StepsOfBlocks):
     """Makes decode steps in which every row verifies a drafted block.
 
     Args:
@@ -173,10 +205,9 @@ class Speculator(Stepper):
     """
 
     def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
-        self.runner, self.speculation, self.walks = runner, speculation, list[BlockTrace]()
-        self.drafter = speculation.drafter
-        self.tokens_a_step = self.reach = 1 + self.drafter.num_drafted
-        self._offsets = torch.arange(self.reach, device=runner.model.device)
+        super().__init__(runner, speculation.num_drafted)
+        self.speculation, self.drafter, self.walks = speculation, speculation.drafter, list[BlockTrace]()
+        self.window = speculation.fault.window
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
@@ -188,20 +219,7 @@ class Speculator(Stepper):
                    if self.runner.grid else {}),
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
-    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
-        drafted = self.propose(cache, state, batch, key_length, groups)
-        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True)
-        self.settle(state, drafted, hidden, groups)
-
-    @property
-    def window(self) -> int | None:
-        """Number of tokens that the target attends to; None for all."""
-        return self.speculation.fault.window
-
     def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
-        """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         rows = state.ids[:batch, None]
@@ -214,9 +232,8 @@ class Speculator(Stepper):
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, uniforms)
 
-    def settle(self, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...]) -> None:
-        """See `BlockSteps.settle`."""
-        fed, positions, draft, uniforms = drafted
+    def settle(self, state: Rows, new: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...]) -> None:
+        fed, positions, draft, uniforms = new
         batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
         sources = {group.source for group in groups}
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
@@ -266,7 +283,7 @@ class Speculator(Stepper):
 
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
-        dtype = count_dtype(drafted.shape[1])
+        dtype = torch.uint8 if drafted.shape[1] < 2**8 else torch.int32  # of counts of so many tokens
         marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=dtype, device=drafted.device)
         marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=dtype)
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
@@ -329,23 +346,14 @@ class GridBlocks(NamedTuple):
     interval: torch.Tensor
 
 
-class BlockSteps(Stepper):
-    """Draws a block per step for rows that draw from the draft."""
+class BlockSteps(StepsOfBlocks):
+    """Draws a block per step for rows that draw from the draft of a grid."""
 
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
-        self.runner, self.drafter = runner, grid.drafter
-        self.tokens_a_step = self.reach = grid.block_size
-        self._offsets = torch.arange(self.reach, device=runner.model.device)
-
-    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`. A live row gains up to a block."""
-        drawn = self.propose(cache, state, batch, key_length, groups)
-        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length, is_block=True)
-        self.settle(state, drawn, states, groups)
+        super().__init__(runner, grid.drafter.num_drafted)
+        self.drafter = grid.drafter
 
     def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
-        """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         last = position - state.origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
@@ -376,20 +384,14 @@ class BlockSteps(Stepper):
         return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts, batch),
                           torch.cat(intervals, dim=1).flatten(0, 1))
 
-    def settle(self, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...]) -> None:
-        """Gives live rows their tokens.
-
-        Args:
-            drawn: the result of `propose`.
-            states: the target's hidden states for it, (rows, slots, width).
-        """
-        fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
+    def settle(self, state: Rows, new: GridBlocks, hidden: torch.Tensor, groups: tuple[Group, ...]) -> None:
+        fed, at, offset, started, drafting, uniforms, of_draft, draft, interval = new
         batch = len(fed)
-        said = None if hidden is None else DraftStates(
-            torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+        said = None if of_draft is None else DraftStates(
+            torch.nn.functional.pad(of_draft, (0, 0, 0, 1)).flatten(0, 1),
             (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
-        target = laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
+        target = laws.weigh(self.runner.logits(hidden.flatten(0, 1), tapped, (), said)["blended"])
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
         own = laws.weigh(processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
@@ -426,7 +428,7 @@ class MixedSteps(Stepper):
     """
 
     def __init__(self, runner: ModelRunner, blocks: Stepper, tokens: Stepper, others: Stepper,
-                 joined: tuple[BlockSteps | Speculator, ...] = ()):
+                 joined: tuple[StepsOfBlocks, ...] = ()):
         self._runner, self._blocks, self._tokens, self._others, self._joined = runner, blocks, tokens, others, joined
         self._all = tuple(dict.fromkeys((blocks, tokens, others)))
         self.tokens_a_step = max(stepper.tokens_a_step for stepper in self._all)

@@ -13,7 +13,7 @@ preempts, and adds it again with the tokens that it had. Tokens are drawn with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -258,7 +258,7 @@ PIECE = 2**18
 
 
 class LawGroup(NamedTuple):
-    """Rows of the batch that have the same laws.
+    """Rows of the batch that have the same laws, and are drawn together.
 
     Attributes:
         ticket: that of the first row.
@@ -271,13 +271,14 @@ class LawGroup(NamedTuple):
     forced: np.ndarray
 
 
-def groups_of(tickets: Sequence[Ticket]) -> list[LawGroup]:
-    """The rows by their laws."""
+def groups_of(tickets: Sequence[Ticket], most: int) -> list[LawGroup]:
+    """The rows by their laws, at most so many in a group."""
     members: dict[tuple, list[int]] = {}
     for row, ticket in enumerate(tickets):
         members.setdefault((ticket.params, ticket.laws, ticket.entropy, ticket.kept), []).append(row)
+    pieces = (rows[first : first + most] for rows in members.values() for first in range(0, len(rows), most))
     return [LawGroup(tickets[rows[0]], np.array(rows), np.array([bool(tickets[row].forced) for row in rows]))
-            for rows in members.values()]
+            for rows in pieces]
 
 
 def draw(logits: torch.Tensor, groups: Sequence[LawGroup], uniforms: np.ndarray, forced: np.ndarray,
@@ -299,8 +300,8 @@ def draw(logits: torch.Tensor, groups: Sequence[LawGroup], uniforms: np.ndarray,
     finite = torch.isfinite(logits.amax(dim=-1))
     if logits.is_cuda or not finite.all():  # a GPU is not waited for
         logits = torch.where(finite[:, None], logits, 0.0)
-    drawn = [(piece.places, _of_piece(logits, piece, uniforms[piece.places], forced[piece.places], sequence))
-             for group in groups for piece in _pieces(group, logits)]
+    drawn = [(group.places, _of_group(logits, group, uniforms[group.places], forced[group.places], sequence))
+             for group in groups]
     width = max(scores.shape[1] for _, scores in drawn)
     values = torch.zeros(len(logits), 1 + width, dtype=torch.float64, device=logits.device)
     values[:, 0] = finite
@@ -311,31 +312,23 @@ def draw(logits: torch.Tensor, groups: Sequence[LawGroup], uniforms: np.ndarray,
     return host[:, 1].astype(np.int64), host[:, 2:], host[:, 0] > 0
 
 
-def _pieces(group: LawGroup, logits: torch.Tensor) -> Iterator[LawGroup]:
-    """The group, in pieces on a CPU."""
-    count = len(group.places) if logits.device.type != "cpu" else max(1, PIECE // logits.shape[1])
-    for first in range(0, len(group.places), count):
-        mine = slice(first, first + count)
-        yield LawGroup(group.ticket, group.places[mine], group.forced[mine])
-
-
-def _of_piece(logits: torch.Tensor, piece: LawGroup, uniforms: np.ndarray, forced: np.ndarray,
+def _of_group(logits: torch.Tensor, group: LawGroup, uniforms: np.ndarray, forced: np.ndarray,
               sequence: Callable[[int], tuple[Sequence[int], int]]) -> torch.Tensor:
     """Token and scores of rows with the same laws, float64 (rows, 5 + k). Arguments are those of `draw`, for these rows."""
-    places, device = piece.places, logits.device
+    places, device = group.places, logits.device
     whole = len(places) == len(logits)
     if not whole:  # places that follow one another need no copy
         adjacent = int(places[-1]) - int(places[0]) + 1 == len(places)
         logits = logits[places[0] : places[-1] + 1] if adjacent else logits[torch.from_numpy(places)]
-    ticket, history = piece.ticket, laws.NO_HISTORY
+    ticket, history = group.ticket, laws.NO_HISTORY
     every = (ticket.params, *ticket.laws)
     if any(params.has_penalty for params in every):
         history = laws.history_of(every, [sequence(row) for row in places.tolist()], logits)
     target = laws.weigh(logits)
     weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
     tokens, interval = laws.draw(weights, torch.from_numpy(uniforms).to(device))
-    if piece.forced.any():
-        tokens = torch.where(torch.from_numpy(piece.forced).to(device), torch.from_numpy(forced).to(device), tokens)
+    if group.forced.any():
+        tokens = torch.where(torch.from_numpy(group.forced).to(device), torch.from_numpy(forced).to(device), tokens)
         interval = laws.intervals(weights, tokens)
     columns = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
                interval]
@@ -421,11 +414,12 @@ class RequestRows:
         if self._layout is None or self._layout[0] != len(logits):
             rows = [row for row in sorted(self._requests) if row < len(logits)]
             requests = [self._requests[row] for row in rows]
+            most = len(logits) if logits.is_cuda else max(1, PIECE // logits.shape[1])
             ends = np.array([(*request.ticket.stop_ids, 0)[0] for request in requests], np.int64)
             self._layout = len(logits), _Layout(
                 requests, len(rows) == len(logits), torch.tensor(rows, dtype=torch.int64, device=logits.device),
                 np.array([request.row for request in requests], np.int64),
-                groups_of([request.ticket for request in requests]), ends)
+                groups_of([request.ticket for request in requests], most), ends)
         layout = self._layout[1]
         if not layout.requests:
             return logits

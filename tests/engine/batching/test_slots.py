@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.batching.cache import CachedPrefix, assign, chunks, round_up
+from dflash_mcmc.engine.batching.cache import CachedPrefix, assign, chunks
 
 
 def holding(*tokens) -> CachedPrefix:
@@ -43,10 +43,6 @@ def test_an_accepted_draw_takes_the_place_of_what_was_kept():
     (0, 70, 64, [(0, 64), (64, 8)]), (0, 12, 64, [(0, 16)]), (0, 100, 32, [(0, 32), (32, 32), (64, 32), (96, 8)])])
 def test_chunks_cover_the_span(start, stop, largest, expected):
     assert list(chunks(start, stop, largest)) == expected
-
-
-def test_round_up():
-    assert [round_up(n, 8) for n in (0, 1, 8, 9)] == [0, 8, 8, 16]
 
 
 def test_a_row_takes_what_it_lacks_from_another_row_and_reads_the_rest():
