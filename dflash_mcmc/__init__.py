@@ -32,9 +32,9 @@ def __getattr__(name: str) -> Any:
         return getattr(module, "LoadedEngine" if name == "Engine" else name)
     if name[0].isupper():  # no module has such a name, so that an import of a module never loads the components
         from dflash_mcmc.errors import did_you_mean
-        from dflash_mcmc.registry import class_named
+        from dflash_mcmc.registry import classes
 
-        if (component := class_named(name)) is not None:
+        if (component := classes().get(name)) is not None:
             return component
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
     meant = "".join(f" (did you mean {each!r}?)" for each in __all__ if each.endswith(f"_{name}"))
@@ -42,6 +42,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from dflash_mcmc.registry import class_names
+    from dflash_mcmc.registry import classes
 
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *class_names()})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *classes()})

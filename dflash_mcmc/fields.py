@@ -118,28 +118,20 @@ def shown_default(field: dataclasses.Field) -> str:
     return text if text and "\n" not in text else json.dumps(text[:40] + "..." if text else "")
 
 
-def inherit_specs(cls: Any) -> None:
-    """Gives a field that only replaces the default of a base class's field, `max_new_tokens: int = 512`, that field's Spec."""
-    for field in dataclasses.fields(cls):
-        if not has_spec(field):
-            inherited = next((base.__dataclass_fields__[field.name] for base in cls.__mro__[1:]
-                              if field.name in getattr(base, "__dataclass_fields__", ())), None)
-            if inherited is not None:
-                field.metadata = inherited.metadata  # type: ignore[misc]
-
-
 def schema_of(cls: type[T]) -> type[T]:
     """The dataclass as OmegaConf can hold it, which knows no `Literal`: a field's literals become the choices of its Spec.
 
     The annotation is a plain text from then on. Editors and type checkers read the source, and see the literals.
     """
-    # Base classes first: a field that only replaces a default takes their choices.
-    for base in reversed(cls.__mro__[1:]):
-        if dataclasses.is_dataclass(base):
-            schema_of(base)
-    inherit_specs(cls)
+    bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    for base in reversed(bases):
+        schema_of(base)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        # A field that only replaces a default, `max_new_tokens: int = 512`, has the Spec of the base class's field.
+        inherited = [base.__dataclass_fields__[field.name] for base in bases if field.name in base.__dataclass_fields__]
+        if inherited and not has_spec(field):
+            field.metadata = inherited[0].metadata  # type: ignore[misc]
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             schema_of(hint)  # type: ignore[arg-type]

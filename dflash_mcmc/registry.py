@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Need(NamedTuple):
-    """A value of a part of the run that a component needs. `config/checks.py` refuses any other."""
+    """A value of a part of the run that a component needs. `config/schema.py` refuses any other."""
 
     of: str
     """`GROUP.ATTRIBUTE`: a field of the chosen component, or an attribute of its class, such as `decoder.is_null`."""
@@ -111,9 +111,8 @@ class Registration(NamedTuple):
 def register(group: str, name: str) -> Callable[[T], T]:
     """Class decorator for a dataclass with slots that inherits the group's base class.
 
-    The constructor raises ConfigError for what the command line refuses.
-
-    Raises TypeError for any other class. A dataclass without slots would silently accept unknown keys.
+    The constructor raises ConfigError for what the command line refuses. Raises TypeError for any other class. A dataclass
+    without slots would silently accept unknown keys.
     """
 
     def add(cls: T) -> T:
@@ -133,9 +132,18 @@ def register(group: str, name: str) -> Callable[[T], T]:
         doc = inspect.getdoc(cls) or ""
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
-        # Python callers are refused what the command line refuses.
-        cls.__init__ = _checking(cls, f"{group}.")  # type: ignore[misc]
-        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
+        own = cls.__init__
+
+        @functools.wraps(own)
+        def init(self: Any, **given: Any) -> None:  # Python callers are refused what the command line refuses
+            own(self, **values_of(cls, given, f"{group}."))
+
+        cls.__init__ = init  # type: ignore[misc]
+        defaults = {field: default_of(field) for field in dataclasses.fields(cls)}
+        cls.__signature__ = inspect.Signature([  # type: ignore[attr-defined]  # for `help` and editors
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
+                              default=inspect.Parameter.empty if default == MISSING else default)
+            for field, default in defaults.items()])
         return cls
 
     return add
@@ -154,42 +162,16 @@ def _own_super(cls: type[Any]) -> None:
                 function.__closure__[names.index("__class__")].cell_contents = owner
 
 
-def _checking(cls: type[Any], prefix: str) -> Callable[..., None]:
-    """The constructor of a component: the dataclass's own, after the given values are checked."""
-    own = cls.__init__
-
-    @functools.wraps(own)
-    def init(self: Any, **given: Any) -> None:
-        own(self, **values_of(cls, given, prefix))
-
-    return init
-
-
-def _signature(cls: type[Any]) -> inspect.Signature:
-    """The parameters of a component's constructor with their defaults, for `help` and editors."""
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(cls)}
-    return inspect.Signature([
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
-                          default=inspect.Parameter.empty if defaults[field.name] == MISSING else defaults[field.name])
-        for field in dataclasses.fields(cls)])
-
-
 def components(group: str) -> dict[str, Registration]:
     """The registered components of a group, by name."""
     load_all()
     return {name: registered for (its_group, name), registered in sorted(_components.items()) if its_group == group}
 
 
-def class_named(name: str) -> type[Any] | None:
-    """The class of a component by its own name, such as `PowerMH`; None if there is none."""
+def classes() -> dict[str, type[Any]]:
+    """The classes of all components by their own names, such as `PowerMH`."""
     load_all()
-    return next((registered.cls for registered in _components.values() if registered.cls.__name__ == name), None)
-
-
-def class_names() -> list[str]:
-    """The names of the classes of all components."""
-    load_all()
-    return [registered.cls.__name__ for registered in _components.values()]
+    return {registered.cls.__name__: registered.cls for registered in _components.values()}
 
 
 def name_of(component: object) -> str:

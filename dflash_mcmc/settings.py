@@ -6,9 +6,11 @@ group. A class here lists what others read of a group; the group's base class sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dflash_mcmc.engine.batching.interface import TargetBlend
+from dflash_mcmc.fields import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,20 +31,33 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import ExpectedCost, Problem
 
 
+@dataclass(slots=True, kw_only=True)
+class Assumed:
+    """Assumptions of an estimate (`runner/plan.py`), which draws nothing."""
+
+    prompt_length: int = runtime(100, "mean length of a prompt in tokens", ge=1)
+    answer_length: float = runtime(0.6, "mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
+    acceptance: float = runtime(0.5, "share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
+    abandoned_at: float = runtime(0.5, "share of a rejected proposal that is drawn before early rejection stops it", ge=0,
+                                  le=1)
+    identical: float = runtime(0.3, "share of the tokens to draw that a proposal shares with the state", ge=0, le=1)
+    shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
+                            "prefix, evaluated once for several blocks", ge=0, le=1)
+    kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "
+                          "included", ge=1)
+
+
 class Part(Protocol):
     """A component, as the others see it."""
 
-    @property
-    def is_null(self) -> bool: ...
-    @property
-    def needs_draft(self) -> bool: ...
+    is_null: ClassVar[bool]
+    needs_draft: ClassVar[bool]
 
 
 class ModelPart(Part, Protocol):
     """`model`."""
 
-    @property
-    def chat(self) -> bool: ...
+    chat: bool
     @property
     def date(self) -> str: ...
     @property
@@ -61,14 +76,10 @@ class ModelPart(Part, Protocol):
 class DraftPart(Part, Protocol):
     """`draft`."""
 
-    @property
-    def has_density(self) -> bool: ...
-    @property
-    def has_model(self) -> bool: ...
-    @property
-    def is_source(self) -> bool: ...
-    @property
-    def reads_features(self) -> bool: ...
+    has_density: ClassVar[bool]
+    has_model: ClassVar[bool]
+    is_source: ClassVar[bool]
+    reads_features: ClassVar[bool]
     def checkpoint_size(self) -> CheckpointSize: ...
     def load(self, target: LanguageModel) -> Drafter | None: ...
     def reduces(self) -> bool: ...
@@ -78,10 +89,8 @@ class DraftPart(Part, Protocol):
 class BlendPart(Part, TargetBlend, Protocol):
     """`blend`."""
 
-    @property
-    def has_prompts(self) -> bool: ...
-    @property
-    def needs_companion(self) -> bool: ...
+    has_prompts: ClassVar[bool]
+    needs_companion: ClassVar[bool]
     def other(self) -> BlendPart: ...
     def companion(self, target: LanguageModel) -> LanguageModel | None: ...
     def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden | None: ...
@@ -92,16 +101,13 @@ class BlendPart(Part, TargetBlend, Protocol):
 class SamplerPart(Part, Protocol):
     """`sampler`."""
 
-    @property
-    def is_deterministic(self) -> bool: ...
-    @property
-    def takes_potential(self) -> bool: ...
+    is_deterministic: ClassVar[bool]
+    takes_potential: ClassVar[bool]
     def check(self, config: Settings) -> None: ...
     def law(self) -> SamplingParams: ...
     def source(self) -> str: ...
     def comparing(self, prompt: np.ndarray, horizon: int, key: Key,
                   answer_of: Callable[[np.ndarray], Hashable]) -> Chain: ...
-    def remarks(self) -> list[str]: ...
     def width(self) -> int: ...
     def reads_rows(self) -> bool: ...
     def rejects_early(self) -> bool: ...
@@ -111,28 +117,22 @@ class SamplerPart(Part, Protocol):
 class PotentialPart(Part, Protocol):
     """`potential`."""
 
-    @property
-    def beta(self) -> float: ...
-    @property
-    def bounds(self) -> tuple[float, float] | None: ...
-    @property
-    def stop_at_max(self) -> bool: ...
+    beta: float
+    bounds: ClassVar[tuple[float, float] | None]
+    stop_at_max: bool
     def start(self, config: Settings) -> Any: ...
-    def remarks(self, problems: Sequence[Problem]) -> list[str]: ...
 
 
 class DecoderPart(Part, Protocol):
     """`decoder`."""
 
-    def keeps_tokens(self) -> bool: ...
     def speculation(self, drafter: Drafter | None) -> Speculation | None: ...
 
 
 class ProbePart(Part, Protocol):
     """`probe`."""
 
-    @property
-    def reads_blend(self) -> bool: ...
+    reads_blend: ClassVar[bool]
     def draws_answers(self) -> bool: ...
     def sources(self) -> tuple[str, ...]: ...
 
@@ -140,12 +140,9 @@ class ProbePart(Part, Protocol):
 class DatasetPart(Part, Protocol):
     """`dataset`."""
 
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def must_end(self) -> bool: ...
-    @property
-    def stop(self) -> list[str]: ...
+    max_new_tokens: int
+    must_end: bool
+    stop: list[str]
     def is_unread(self, config: Settings) -> bool: ...
     def num_chosen(self) -> int: ...
     def problems(self) -> list[Problem]: ...
@@ -155,22 +152,17 @@ class DatasetPart(Part, Protocol):
 class GraderPart(Part, Protocol):
     """`grader`."""
 
-    @property
-    def judges(self) -> bool: ...
-    @property
-    def runs_answers(self) -> bool: ...
+    judges: ClassVar[bool]
+    runs_answers: ClassVar[bool]
     def start(self) -> GradingPool: ...
 
 
 class HardwarePart(Protocol):
     """`hardware`."""
 
-    @property
-    def memory_gb(self) -> float | None: ...
-    @property
-    def num_slots(self) -> int | None: ...
-    @property
-    def tokens_per_second(self) -> float | None: ...
+    memory_gb: float | None
+    num_slots: int | None
+    tokens_per_second: float | None
     def found(self) -> str: ...
     def options(self) -> Options: ...
     def resolve(self) -> str: ...
@@ -180,52 +172,24 @@ class HardwarePart(Protocol):
 class EnginePart(Part, Protocol):
     """`engine`."""
 
-    @property
-    def calls_functions(self) -> bool: ...
-    @property
-    def rounds_otherwise(self) -> bool: ...
-    @property
-    def is_remote(self) -> bool: ...
-    @property
-    def takes_potential(self) -> bool: ...
+    calls_functions: ClassVar[bool]
+    rounds_otherwise: ClassVar[bool]
+    is_remote: ClassVar[bool]
+    takes_potential: ClassVar[bool]
     def start(self, config: Settings, target: Any, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner: ...
-
-
-class AssumedValues(Protocol):
-    """`assumed`: lengths in tokens, and shares."""
-
-    @property
-    def prompt_length(self) -> int: ...
-    @property
-    def answer_length(self) -> float: ...
-    @property
-    def acceptance(self) -> float: ...
-    @property
-    def abandoned_at(self) -> float: ...
-    @property
-    def identical(self) -> float: ...
-    @property
-    def shared(self) -> float: ...
-    @property
-    def kept(self) -> float: ...
 
 
 class Settings(Protocol):
     """One run."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def num_chains(self) -> int: ...
-    @property
-    def dry_run(self) -> bool: ...
+    name: str
+    seed: int
+    num_chains: int
+    dry_run: bool
     @property
     def paths(self) -> Any: ...
-    @property
-    def assumed(self) -> AssumedValues: ...
+    assumed: Assumed
     @property
     def model(self) -> ModelPart: ...
     @property

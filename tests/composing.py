@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.command import composer
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Config, to_config
 
 
 def composed(folder: Path, *overrides: str) -> Config:

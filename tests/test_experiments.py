@@ -110,7 +110,7 @@ class TestComposed:
         ("phase0", {"model.path": "Qwen/Qwen3-4B", "draft.path": "z-lab/Qwen3-4B-DFlash-b16", "dataset.limit": 5}),
     ])
     def test_an_experiment_has_the_setting_of_its_document(self, composing, experiment, fields):
-        values, choices = composing.compose([f"experiment={experiment}"])
+        values, choices, _ = composing.compose([f"experiment={experiment}"])
         assert {name: OmegaConf.select(values, name) for name in fields} == fields
         assert choices["dataset"] == ("math500" if experiment == "speculative_mcmc_probe" else "gsm8k")
 

@@ -14,7 +14,7 @@ import numpy as np
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, known_only, model_of, named_by_argument, turn_of
 from dflash_mcmc.chains import build
-from dflash_mcmc.config.checks import checked
+from dflash_mcmc.config.schema import Config, checked
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.api.prompts import Prompts
     from dflash_mcmc.blend import Blend
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.decoder import Decoder
     from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine import Engine

@@ -29,7 +29,6 @@ from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.options import config_folder
 from dflash_mcmc.registry import GROUPS
-from dflash_mcmc.types import Lengths
 
 _LAUNCHERS = ("basic", "slurm")
 _LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
@@ -75,7 +74,7 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
         parsed = [composing.parse(text) for text in overrides]
         mistakes.check_search_path(parsed)
         mistakes.check_idle(parsed)
-        composed, choices = composing.compose(overrides)
+        composed, choices, _ = composing.compose(overrides)
         return to_typed(composed, cls), choices
 
 
@@ -98,8 +97,6 @@ class Command(NamedTuple):
     """Names of the fields and groups that are left out where they do not apply."""
     memory: str | None = None
     """The memory of the largest engine, as a line; None if no memory was planned."""
-    lengths: tuple[Lengths, ...] = ()
-    """For each job what was counted of its problems; empty if nothing was checked."""
 
 
 def check_command(arguments: Sequence[str]) -> Command:
@@ -114,7 +111,9 @@ def check_command(arguments: Sequence[str]) -> Command:
         overrides = [composing.parse(text) for text in flags.overrides]
         mistakes.check_search_path(overrides)
         if flags.cfg or flags.info:
-            mistakes.check_one_run(overrides, flags.if_present)
+            if flags.if_present or any(override.is_sweep_override() for override in overrides):
+                raise UserError("--cfg and --info: given with several values or --if-present; allowed: the command line of "
+                                "one run")
             composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
             return Command([], overrides=tuple(shown), shows=True)
         # Hydra's own settings are the same at every point, so that they are composed without the swept values.
@@ -134,7 +133,11 @@ def check_command(arguments: Sequence[str]) -> Command:
         points = _points(composing, overrides, sweep)
         optional = optional_of(composing, points, names_if_present(flags))
         if sweep and sweep.searches:
-            _refuse_conditional_ranges([*map(composing.parse, sweep.params), *overrides], optional)
+            for override in (*map(composing.parse, sweep.params), *overrides):
+                if override.key_or_group in optional and override.is_sweep_override():
+                    raise UserError(f"{override.key_or_group}: given several values in a search, {given_value(override)}; "
+                                    "allowed: one value, since not every point has this field, or a search for each option "
+                                    "that has it")
             jobs = [job_of(composing, point, optional) for point in points]
         else:
             jobs = list(jobs_of(composing, points, optional))
@@ -146,14 +149,6 @@ def check_command(arguments: Sequence[str]) -> Command:
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(points), optional)
-
-
-def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozenset[str]) -> None:
-    """Raises UserError for a range of a field that some points of a search do not have, because it has no effect there."""
-    for override in overrides:
-        if override.key_or_group in optional and override.is_sweep_override():
-            raise UserError(f"{override.key_or_group}: given several values in a search, {given_value(override)}; allowed: "
-                            "one value, since not every point has this field, or a search for each option that has it")
 
 
 def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
@@ -191,10 +186,14 @@ def show_for_flag(arguments: Sequence[str]) -> None:
     import hydra
 
     flags = parse_arguments(arguments)
-    if flags.cfg in ("job", "all") and not flags.package:
-        print(_options(flags.overrides), flush=True)
     if flags.cfg or flags.info:
         with composer("config", flags.overrides) as composing:
+            if flags.cfg in ("job", "all") and not flags.package:
+                own = {group: option for group, option in composing.compose(flags.overrides).choices.items()
+                       if not group.startswith(("hydra/", "schema/")) and "@" not in group}
+                width = max(map(len, own))
+                print("# option of each group", *(f"#   {group:<{width}}  {option}" for group, option in own.items()),
+                      sep="\n", flush=True)
             arguments = [argument for text in arguments for argument in (
                 map(text_of, composing.overrides([text])) if text in flags.overrides else [text])]
     prepare()
@@ -205,15 +204,6 @@ def show_for_flag(arguments: Sequence[str]) -> None:
             hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
     finally:
         print(shown.getvalue(), end="", flush=True)
-
-
-def _options(overrides: Sequence[str]) -> str:
-    with composer("config", overrides) as composing:
-        choices = composing.compose(overrides).choices
-    own = {group: option for group, option in choices.items()
-           if not group.startswith(("hydra/", "schema/")) and "@" not in group}
-    width = max(map(len, own))
-    return "\n".join(["# option of each group", *(f"#   {group:<{width}}  {option}" for group, option in own.items())])
 
 
 def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], float | None]) -> None:
@@ -256,19 +246,16 @@ class _Trials:
 
 def _master(composing: Composer, command: Command) -> DictConfig:
     """The configuration that the sweeper itself reads: Hydra's node, and the root fields that name the sweep's folder."""
-    single = [text for text in command.overrides if not composing.parse(text).is_sweep_override()]
-    master = composing.with_hydra(single)
-    for name, value in composing.compose([text for text in single if not _is_of_component(composing, text)]).values.items():
+    single = [one for one in map(composing.parse, command.overrides) if not one.is_sweep_override()]
+    master = composing.with_hydra([text_of(one) for one in single])
+    # A field of a component may not exist while its group is swept.
+    of_root = [text_of(one) for one in single
+               if "." not in one.key_or_group or one.key_or_group.partition(".")[0] not in GROUPS]
+    for name, value in composing.compose(of_root).values.items():
         if name not in GROUPS:
             OmegaConf.update(master, str(name), value)
     master.hydra.mode = RunMode.MULTIRUN
     return master
-
-
-def _is_of_component(composing: Composer, text: str) -> bool:
-    """Whether an override sets a field of a component. Such a field may not exist while its group is swept."""
-    group, dot, _ = composing.parse(text).key_or_group.partition(".")
-    return bool(dot) and group in GROUPS
 
 
 def options_of(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:

@@ -35,15 +35,8 @@ class Composed(NamedTuple):
     """The configuration, without Hydra's own node."""
     choices: Mapping[str, str]
     """The chosen option of each group."""
-
-
-class _Chosen(NamedTuple):
-    """The configuration of the chosen options, before any field is set."""
-
     whole: DictConfig
-    """The configuration with Hydra's own node, in which the `hydra.*` fields are set."""
-    values: DictConfig
-    choices: Mapping[str, str]
+    """The configuration of the options alone, with Hydra's own node, in which the `hydra.*` fields are set."""
 
 
 class Composer:
@@ -51,7 +44,8 @@ class Composer:
 
     def __init__(self, root: str):
         self.root = root
-        self._chosen: dict[tuple[str, ...], _Chosen] = {}
+        self._chosen: dict[tuple[str, ...], Composed] = {}
+        """The configurations of chosen options, before any field is set."""
         self._parsed: dict[str, Override] = {}
         self._options: dict[tuple[str, str], list[str]] = {}
 
@@ -72,7 +66,8 @@ class Composer:
         expanded: list[Override] = []
         for one in parsed:
             group, value = one.key_or_group, one.value() if one.key_or_group in OF_PATHS else None
-            if isinstance(value, str) and looks_like_path(value) and not self._is_option(group, value, parsed):
+            folder, _, option = f"{group}/{value}".rpartition("/")
+            if isinstance(value, str) and looks_like_path(value) and option not in self._options_of(folder, parsed):
                 expanded += map(self.parse, choices_for(group, value, given_value(one)))
             else:
                 expanded.append(one)
@@ -90,7 +85,7 @@ class Composer:
             OmegaConf.to_container(composed, resolve=True)  # values keep `\\${`, which a second reading would take for a field
         except OmegaConfBaseException as error:
             raise mistakes.other(error) from error
-        return Composed(composed, chosen.choices)
+        return chosen._replace(values=composed)
 
     def choices(self, texts: Sequence[str]) -> Mapping[str, str]:
         """The option that overrides choose in each group. Raises UserError."""
@@ -100,8 +95,13 @@ class Composer:
         """The fields of components that overrides set and that the chosen options do not have. Raises UserError."""
         overrides = self.overrides(texts)
         composed = self._choose(overrides).values
-        names = [override.key_or_group for override in overrides if _sets_field_of_component(override)]
-        return [name for name in names if name.rpartition(".")[2] not in _fields_of(composed, name.rpartition(".")[0])]
+        lacking = []
+        for override in overrides:
+            parent, _, last = override.key_or_group.rpartition(".")
+            if parent.partition(".")[0] in GROUPS and last not in _fields_of(composed, parent) and not (
+                    override.is_delete() or override.is_add() or override.is_force_add()):
+                lacking.append(override.key_or_group)
+        return lacking
 
     def known_fields(self, group: str, texts: Sequence[str]) -> list[str]:
         """The fields of a group, or of a node in it, with the options that overrides choose. Raises UserError."""
@@ -114,7 +114,7 @@ class Composer:
         """
         return copy.deepcopy(self._choose(self.overrides(texts)).whole)
 
-    def _choose(self, overrides: Sequence[Override]) -> _Chosen:
+    def _choose(self, overrides: Sequence[Override]) -> Composed:
         choosing = [override for override in overrides if self._chooses(override, overrides)]
         setting = [override for override in overrides if override.is_hydra_override() and override not in choosing]
         key = tuple(text_of(override) for override in (*choosing, *setting))
@@ -126,7 +126,7 @@ class Composer:
             without_hydra = copy.deepcopy(whole)
             with open_dict(without_hydra):
                 del without_hydra["hydra"]
-            self._chosen[key] = _Chosen(whole, without_hydra, dict(whole.hydra.runtime.choices))
+            self._chosen[key] = Composed(without_hydra, dict(whole.hydra.runtime.choices), whole)
         return self._chosen[key]
 
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
@@ -161,10 +161,6 @@ class Composer:
             return True
         return "." not in override.key_or_group and bool(self._options_of(override.key_or_group, overrides))
 
-    def _is_option(self, group: str, name: str, overrides: Sequence[Override]) -> bool:
-        folder, _, last = f"{group}/{name}".rpartition("/")
-        return last in self._options_of(folder, overrides)
-
     def _options_of(self, group: str, overrides: Sequence[Override]) -> list[str]:
         """The options of a group and the groups below it; empty if the group does not exist."""
         where = [text_of(override) for override in overrides if override.key_or_group == SEARCH_PATH]
@@ -182,7 +178,12 @@ class Composer:
         try:
             present = OmegaConf.select(composed, key, throw_on_missing=False)
             if override.is_delete():
-                _delete(composed, override, present)
+                if present is None or (value is not None and value != present):
+                    raise UserError(f"{key}: given {text_of(override)}; allowed: ~FIELD or ~FIELD=VALUE with the field's "
+                                    "present value")
+                parent, _, last = key.rpartition(".")
+                with open_dict(composed):
+                    del (OmegaConf.select(composed, parent) if parent else composed)[last]
             elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
                 raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
                                 f"{text_of(override).lstrip('+')}")
@@ -197,22 +198,7 @@ class Composer:
             raise mistakes.wrong_value(override, composed) from error
 
 
-def _sets_field_of_component(override: Override) -> bool:
-    """Whether an override sets a field of a component and neither adds nor deletes one."""
-    group, dot, _ = override.key_or_group.partition(".")
-    return bool(dot) and group in GROUPS and not (override.is_delete() or override.is_add() or override.is_force_add())
-
-
 def _fields_of(composed: DictConfig, node: str) -> list[str]:
     """The names of the fields below a node, including those without a value; none if there is no such node."""
     parent = OmegaConf.select(composed, node)
     return [str(name) for name in parent.keys()] if OmegaConf.is_dict(parent) else []  # noqa: SIM118  (a node is no dict)
-
-
-def _delete(composed: DictConfig, override: Override, present: object) -> None:
-    key, value = override.key_or_group, override.value()
-    if present is None or (value is not None and value != present):
-        raise UserError(f"{key}: given {text_of(override)}; allowed: ~FIELD or ~FIELD=VALUE with the field's present value")
-    parent, _, last = key.rpartition(".")
-    with open_dict(composed):
-        del (OmegaConf.select(composed, parent) if parent else composed)[last]

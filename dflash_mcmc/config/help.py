@@ -51,17 +51,15 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 
 def text_for(arguments: Sequence[str]) -> str:
-    """What `--version` or `--help` prints; empty if the command line has neither."""
+    """What `--version` or `--help` prints; empty if the command line has neither.
+
+    The help has the options of `--config-dir`, if the command line has one. It is that of groups that are named, if there are
+    any. Raises UserError for an unknown group.
+    """
     if "--version" in arguments:
         return f"dflash_mcmc {__version__}\n"
-    return _text(arguments) if is_asked_for(arguments) else ""
-
-
-def _text(arguments: Sequence[str]) -> str:
-    """The help, with the options of `--config-dir`, if the command line has one; or that of groups that are named.
-
-    Raises UserError for an unknown group.
-    """
+    if not is_asked_for(arguments):
+        return ""
     # The folder after `--config-dir` or `-cd`, or in `--config-dir=FOLDER`
     flags = ("--config-dir", "-cd")
     after = [following for flag, following in itertools.pairwise(arguments) if flag in flags]

@@ -2,8 +2,8 @@
 
 A label, such as `temp temperature=1.5`, is the condition and the fields that differ from its defaults: those of the classes,
 with the values that the options in `conf/` and the run's experiment set. Values are compared in their canonical form, as in
-the identity. A configuration in memory and the same one in `config.yaml` have the same label. `run_label` makes every label of
-a point: of a bar, a grid's row, a table's row, a report and a listing.
+the identity. A configuration in memory and the same one in `config.yaml` have the same label. `with_fields`
+writes every label of a point: of a bar, a grid's row, a table's row, a report and a listing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import yaml
@@ -122,7 +123,7 @@ def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
 
 
 def label_of(config: Config) -> str:
-    """The label of a configuration in memory: see `run_label`."""
+    """The label of a configuration in memory: its name, and the fields that differ from the defaults."""
     return with_fields(config.label(), _numbered(config, changes(plain(config))))
 
 
@@ -146,28 +147,22 @@ def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
     names.
     """
     shown = [followed(identity) for identity in with_names(identities, configs)]
-    changed = [*map(changes, configs)]
     labels = []
-    for name, identity, own in zip(names, shown, changed, strict=True):
+    for name, identity, own in zip(names, shown, map(changes, configs), strict=True):
+        kept: dict[str, object] = {}
+        for key, value in own.items():
+            values = [json.dumps(other[key]) for other in shown if key in other]
+            if len(values) < 2 or len(set(values)) > 1:  # not one value of all that have the field
+                kept[key] = identity.get(key, value)
         alike = [other for other_name, other in zip(names, shown, strict=True) if other_name == name]
-        kept = {key: identity.get(key, value) for key, value in own.items() if not _is_common(key, shown)}
-        labels.append(with_fields(name, {**kept, **{key: identity[key] for key in _own(identity, alike)}}))
+        for key in varying(alike):
+            group, is_field, _ = key.partition(".")
+            # a field is compared among the runs that have the option of this one
+            among = [other for other in alike if not is_field or other.get(group) == identity.get(group)]
+            if key in identity and (not is_field or key in varying(among)):
+                kept[key] = identity[key]
+        labels.append(with_fields(name, kept))
     return labels
-
-
-def _is_common(key: str, identities: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether several identities have this field, all with one value."""
-    values = [json.dumps(identity[key]) for identity in identities if key in identity]
-    return len(values) > 1 and len(set(values)) == 1
-
-
-def _own(identity: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields that vary among runs: options of groups, and fields among the runs that have the option of this one."""
-    def shown(name: str) -> bool:
-        group, is_field, _ = name.partition(".")
-        return not is_field or name in varying([other for other in alike if other.get(group) == identity.get(group)])
-
-    return [name for name in varying(alike) if name in identity and shown(name)]
 
 
 def varying(identities: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -196,16 +191,6 @@ def point_label(job: Job, swept: Sequence[str]) -> str:
     return with_fields(job.config.label(), _numbered(job.config, own)) if swept else label_of(job.config)
 
 
-def run_label(name: str, values: Mapping[str, Any]) -> str:
-    """The label of a run: its name, and the fields that differ from the defaults.
-
-    Args:
-        name: the condition, or the names of the components (`Config.label`).
-        values: the configuration as `config.yaml` has it.
-    """
-    return with_fields(name, changes(values))
-
-
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
     """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts.
 
@@ -214,10 +199,31 @@ def with_fields(name: str, fields: Mapping[str, object]) -> str:
     A file is named by its group: `dataset=own.jsonl`. Beside the group's option it is named `path=own.jsonl`, and not
     at all if its name is the option's.
     """
-    shown = {key: _name_or_value(key, value) for key, value in sorted(fields.items())}
-    texts = (f"{_short(key, shown)}={text}" for key, text in shown.items()
-             if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))
+    shown, texts = {key: _shown(key, value) for key, value in sorted(fields.items())}, []
+    for key, text in shown.items():
+        group, _, last = key.rpartition(".")
+        if group and last in ("content", "path"):  # of a file or a folder
+            if shown.get(group) == text.partition(".")[0]:
+                continue
+            last = "path" if group in shown else group
+        texts.append(f"{last}={text}")
     return printable(" ".join([name, *texts]))
+
+
+def _shown(key: str, value: object) -> str:
+    """A value as a short text.
+
+    A path becomes the name of what it stands for, a content hash is cut to its first digits, and a long text, e.g. a prompt,
+    becomes its hash.
+    """
+    text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if key.endswith(".path") and (name := name_of_path(value)):
+        return name
+    if re.fullmatch("[0-9a-f]{32}", text):
+        return text[:_DIGITS]
+    is_named = key.endswith(".content") and isinstance(value, str)
+    is_short = len(text) <= _LONGEST and text.isprintable()
+    return text if is_named or is_short else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -300,18 +306,11 @@ def _canonical(group: str, recorded: Mapping[str, Any], fields: Mapping[str, obj
     """The identity fields that have an effect, in canonical form by dotted name, of a component with these fields."""
     values = {**recorded, group: fields}
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
-    config = restored(Config, {**components_of_run, "model": _UnreadModel()})
+    unread = SimpleNamespace(num_layers=lambda: None)  # its checkpoint may be elsewhere: layers keep the number that was given
+    config = restored(Config, {**components_of_run, "model": unread})
     component: Any = getattr(config, group)
     shown = {**identity_values(component), **component.canonical(config)}
     return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
-
-
-class _UnreadModel:
-    """The model of a recorded run. Its checkpoint may be elsewhere, so layers keep the number that was given."""
-
-    @staticmethod
-    def num_layers() -> None:
-        """Not known."""
 
 
 def _name(recorded: Mapping[str, Any], group: str) -> str:
@@ -363,35 +362,3 @@ def _option(group: str, name: str, experiment: str, dataset: str, condition: str
 
 def _read(path: Path) -> dict[str, Any]:
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
-
-
-def _short(key: str, keys: Container[str]) -> str:
-    """The short name of an identity key: `alpha` for `sampler.alpha`, and the group for a file if the group is no key."""
-    if not _is_file(key):
-        return key.rpartition(".")[2]
-    return "path" if _group(key) in keys else _group(key)
-
-
-def _is_file(key: str) -> bool:
-    """Whether a key's value stands for a file or a folder: `model.path` and `model.content`."""
-    return _group(key) != "" and key.endswith((".content", ".path"))
-
-
-def _group(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
-def _name_or_value(key: str, value: object) -> str:
-    """The name of what a path or the content of a file stands for, which is not cut; a short text for any other value."""
-    if key.endswith(".path"):
-        return name_of_path(value) or _short_value(value)
-    is_named = key.endswith(".content") and isinstance(value, str) and not re.fullmatch("[0-9a-f]{32}", value)
-    return str(value) if is_named else _short_value(value)
-
-
-def _short_value(value: object) -> str:
-    """A value as a short text. A content hash is cut to its first digits. A long text, e.g. a prompt, becomes its hash."""
-    text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    if re.fullmatch("[0-9a-f]{32}", text):
-        return text[:_DIGITS]
-    return text if len(text) <= _LONGEST and text.isprintable() else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field
 from difflib import get_close_matches
 from typing import cast
@@ -66,12 +66,6 @@ def check_search_path(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")
 
 
-def check_one_run(overrides: Sequence[Override], if_present: str) -> None:
-    """Raises UserError if `--cfg` or `--info` is given with several values or with `--if-present`."""
-    if if_present or any(override.is_sweep_override() for override in overrides):
-        raise UserError("--cfg and --info: given with several values or --if-present; allowed: the command line of one run")
-
-
 def check_idle(overrides: Sequence[Override], effective: Sequence[str] = ()) -> None:
     """Raises UserError for a setting of Hydra that has no effect.
 
@@ -103,18 +97,14 @@ def of_choices(error: Exception, options: Callable[[str], list[str]]) -> UserErr
     Args:
         options: the options of a group.
     """
-    for cause in _chain(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, MissingConfigException) and cause.missing_cfg_file:
             return _unknown_option(cause.missing_cfg_file, options)
         if isinstance(cause, OmegaConfBaseException) and cause.full_key and cause.full_key.startswith(PREFIX):
             return _of_another_launcher(cause.full_key)
+        cause = cause.__cause__ or cause.__context__
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError:

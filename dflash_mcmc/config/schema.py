@@ -1,9 +1,11 @@
-"""The typed configuration of a run, and the job with it. Its checks are in `checks`, its identity in `identity`."""
+"""The typed configuration of a run, its checks, and the job with it. Nothing here touches a model."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
+from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, note, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import GROUPS, Component, components, load_all, name_of
-from dflash_mcmc.settings import groups_of
-from dflash_mcmc.statistics.votes import Vote
+from dflash_mcmc.registry import GROUPS, Component, components, load_all, name_of, options_with
+from dflash_mcmc.settings import Assumed, groups_of
+from dflash_mcmc.statistics.summaries import NAMES
+from dflash_mcmc.statistics.votes import PROGRAM_RULES, VOTES, Vote
+from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,22 +61,6 @@ class Paths:
         self.outputs = os.path.expanduser(self.outputs)
         if not self.outputs.strip():
             raise ConfigError("paths.outputs", self.outputs, "a folder; . is this one")
-
-
-@dataclass(slots=True, kw_only=True)
-class Assumed:
-    """Assumptions of an estimate (`runner/plan.py`), which draws nothing."""
-
-    prompt_length: int = runtime(100, "mean length of a prompt in tokens", ge=1)
-    answer_length: float = runtime(0.6, "mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
-    acceptance: float = runtime(0.5, "share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
-    abandoned_at: float = runtime(0.5, "share of a rejected proposal that is drawn before early rejection stops it", ge=0,
-                                  le=1)
-    identical: float = runtime(0.3, "share of the tokens to draw that a proposal shares with the state", ge=0, le=1)
-    shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
-                            "prefix, evaluated once for several blocks", ge=0, le=1)
-    kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "
-                          "included", ge=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,6 +136,8 @@ class Job(NamedTuple):
     """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""
     prompts: Mapping[str, np.ndarray] = MappingProxyType({})
     """Token ids of prompts by the ids of their problems, as far as the checks of the command have encoded them."""
+    lengths: Lengths = Lengths()
+    """What the checks of the command have counted of the problems."""
 
 
 def store_schemas() -> None:
@@ -238,3 +228,100 @@ def unknown_field(name: str, known: list[str], meant: Sequence[str] = ()) -> Unk
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known, meant[:3])
     return UnknownName(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")
+
+
+def to_config(composed: DictConfig) -> Config:
+    """The typed configuration of a run, checked as a whole. Raises UserError."""
+    return checked(to_typed(composed, Config))
+
+
+def checked(config: Config) -> Config:
+    """The same object after the checks that span fields. Its components are resolved, and a draft without use is left out.
+
+    Raises UserError.
+    """
+    # The names are of folders, and the components of a condition are the chosen ones.
+    for field, name in (("name", config.name), ("condition.name", config.condition.name or "x")):
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise ConfigError(field, name, "letters, digits, . _ - (it is the name of a folder)")
+    for group in ("sampler", "blend"):
+        stands_for, chosen = getattr(config.condition, group), name_of(component_of(config, group))
+        if stands_for is not None and stands_for != chosen:
+            raise ConfigError(group, chosen, f"{stands_for!r}, the value of condition={config.condition.name}; or no "
+                              "condition")
+    _check_draft(config)
+    _check_aggregate(config)
+    used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
+    # A check reads other components as they were given, so that none is resolved before all are checked.
+    for group in used:
+        _check_needs(config, group)
+        component_of(config, group).check(config)
+    for group in used:
+        setattr(config, group, component_of(config, group).resolved(config))
+    return config
+
+
+def _check_needs(config: Config, group: str) -> None:
+    """Checks what a component has declared in `needs`. Raises ConfigError for the first value that it does not work with."""
+    component = component_of(config, group)
+    for need in component.needs:
+        field, _, value = need.given.partition("=")
+        if field and (getattr(component, field) is None or (value and getattr(component, field) != value)):
+            continue
+        user = f"{group}.{need.given}" if field else f"{group}={name_of(component)}"
+        other, _, attribute = need.of.partition(".")
+        part = getattr(config, other)
+        if (found := getattr(part, attribute)) == need.value:
+            continue
+        if attribute in part.__dataclass_fields__:
+            allowed = repr(need.value) if isinstance(need.value, str) else json.dumps(need.value)
+            raise ConfigError(need.of, found, f"{allowed} with {user}{need.why}")
+        raise ConfigError(other, name_of(part), f"{options_with(other, attribute)} with {user}{need.why}")
+
+
+def _check_draft(config: Config) -> None:
+    """Checks that a needed draft is configured, and leaves out one that nothing uses, with a note. Raises ConfigError."""
+    used = groups_of(config)
+    users = [group for group in used if component_of(config, group).needs_draft]
+    takers = [group for group in used if component_of(config, group).takes_draft]
+    draft = name_of(config.draft)
+    if users and config.draft.is_null:
+        config.engine.check(config)  # an engine without drafts says so, before a draft is asked for
+        chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
+        raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
+    if not users and not takers and not config.draft.is_null:
+        # The chosen options are not in the note, so that a sweep over conditions prints it once.
+        could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
+        note(f"draft={draft} is left out where no {could} uses it")
+        config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()
+
+
+def _check_aggregate(config: Config) -> None:
+    """Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters. Raises ConfigError."""
+    names = config.aggregates()
+    if config.aggregate is not None and (not names or not all(name in NAMES for name in names) or len({*names}) < len(names)):
+        words = ", ".join(map(repr, NAMES))
+        raise ConfigError("aggregate", config.aggregate, f"one of {words}, a list of several ([majority,power]), or null")
+    if names and config.num_chains < 2:
+        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
+    if {*names} & {*VOTES} and (config.grader.runs_answers or config.grader.judges):
+        what = "programs" if config.grader.runs_answers else "judged texts"
+        others = f", {', '.join(PROGRAM_RULES)}" if config.grader.examples else ""
+        raise ConfigError("aggregate", config.aggregate, f"null or log_p{others} with grader={name_of(config.grader)}: {what} "
+                          "have no answers that can be compared as texts")
+    if {*names} & {*PROGRAM_RULES} and not config.grader.examples:
+        raise ConfigError("aggregate", config.aggregate, "another name without grader=code grader.examples=true, which runs "
+                          "programs on the examples of their questions")
+    for name in names:
+        if name not in config.vote.rules or not config.vote.rules[name].needs_log_q:
+            continue  # the others weigh no chain by its log q
+        law, rules = config.sampler.law(), config.vote.rules
+        allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
+        if not config.sampler.draws_once:
+            raise ConfigError("aggregate", name,
+                              f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent draws with a "
+                              f"known log q, as of sampler={options_with('sampler', 'draws_once')}")
+        if law.truncates:
+            law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
+            raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
+                              "(top_k=0, top_p=1, min_p=0)")

@@ -6,6 +6,7 @@ not use. Points that do the same share a job. A field or a group that applies to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,11 +22,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 from dflash_mcmc.config import mistakes
-from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.identity import effects_of, point_label, swept_names
 from dflash_mcmc.config.overrides import given_value, text_of
-from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
+from dflash_mcmc.config.schema import Config, Job, component_of, to_config, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.process import bars, program, ranks
@@ -125,7 +125,7 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
         optional: names of the fields and groups that are left out if they do not apply.
     """
     kept = _applying(composing, tuple(texts), optional)
-    composed, choices = composing.compose(kept)
+    composed, choices, _ = composing.compose(kept)
     config = to_config(composed)
     overrides = [composing.parse(text) for text in kept]
     may_be_idle = () if any(override.key_or_group == "probe" for override in overrides) else _INPUTS
@@ -198,8 +198,9 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
         first, needed = points[indices[0]], kept[indices[0]]
         # What varies among points that do the same is left out of the label, if the first point does the same without it.
         left = tuple(text for text in needed if all(text in kept[index] for index in indices))
-        if left != needed and _does(composing, left, effects_of_all):
-            needed = left
+        with contextlib.suppress(UserError):  # a needed value is missing, such as the draft
+            if left != needed and _effects(job_of(composing, left)) == effects_of_all:
+                needed = left
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
 
@@ -210,14 +211,6 @@ def _shown(points: Sequence[T], title: str) -> Iterator[T]:
         for point in points:
             yield point
             bar.update()
-
-
-def _does(composing: Composer, texts: Texts, effects: str) -> bool:
-    """Whether overrides compose and have these effects."""
-    try:
-        return _effects(job_of(composing, texts)) == effects
-    except UserError:  # a needed value is missing, such as the draft
-        return False
 
 
 def _effects(job: Job) -> str:
@@ -286,7 +279,8 @@ class SweepOutcomes:
         """
         try:
             job = compose()
-            result = self._run(job._replace(title=self._title(job)))
+            title = f"[{len(self._outcomes) + 1}/{self._num_jobs}] {point_label(job, self._swept)}"
+            result = self._run(job._replace(title=title))
             value = objective_of(job.config.objective, result.summary)
             if self._searches and value is None:
                 raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
@@ -299,10 +293,6 @@ class SweepOutcomes:
         self._folders.add(result.folder)
         self._outcomes.append(_JobOutcome(overrides, "done" if result.num_new else before, value=value))
         return value
-
-    def _title(self, job: Job) -> str:
-        """The place of the next job in the sweep, and its label."""
-        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {point_label(job, self._swept)}"
 
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)

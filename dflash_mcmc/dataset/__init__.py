@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -19,7 +20,8 @@ from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import Component, name_of, options_with
-from dflash_mcmc.settings import Settings
+from dflash_mcmc.rng import Key, Stream
+from dflash_mcmc.settings import Settings, groups_of
 from dflash_mcmc.types import Problem
 
 _MOST_STOPS, _LONGEST_STOP = 16, 128
@@ -48,25 +50,6 @@ def check_stops(strings: Sequence[str], field: str) -> None:
             raise ConfigError(field, string, "texts of whole characters, without U+FFFD and lone surrogates")
 
 
-def warn_of_stops(strings: Sequence[str], field: str) -> None:
-    """Prints a line for a backslash and an n at the start of a word, which a shell or a file may have meant as a line feed."""
-    for string in strings:
-        if any(string.startswith("\\n", start) and not string[start + 2:start + 3].islower() for start in range(len(string))):
-            note(f"{field}: {string!r} has a backslash and an n; for a line feed write $'{field}=[\"\\nQuestion:\"]' in bash")
-
-
-def content_hash(problems: Iterable[Problem]) -> str:
-    """Hash of ids, questions, answers, solutions, conversations, tools and second questions."""
-    digest = hashlib.sha256()
-    for problem in problems:
-        digest.update(repr((problem.id, problem.question, problem.answer, problem.solution)).encode())
-        if problem.messages or problem.tools:
-            digest.update(json.dumps([problem.messages, problem.tools], sort_keys=True).encode())
-        if problem.second is not None:
-            digest.update(json.dumps({"second": problem.second}).encode())
-    return digest.hexdigest()[:32]
-
-
 def checked(problems: list[Problem]) -> list[Problem]:
     """The problems, after a check that each has its own id and parts of the right type. Raises UserError."""
     seen: set[str] = set()
@@ -89,51 +72,6 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-@dataclass(slots=True, kw_only=True)
-class ProblemSelection:
-    """The problems that a run requests: the first `limit` of all problems, of those with some ids, or of some shards."""
-
-    limit: int | None = runtime(None, "number of problems: the first of those that ids or shards select; null takes all", ge=1)
-    ids: list[str] | None = runtime(None, "problems with these ids; null takes all")
-    shards: list[int] | None = runtime(None, "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + "
-                                       "num_shards, i + 2 num_shards, ...; null takes all")
-    num_shards: int | None = runtime(None, "number of shards that the dataset is divided into; null with shards=null", ge=1)
-
-    def check_choice(self) -> None:
-        """Checks ids and shards. Raises ConfigError."""
-        chosen_by: tuple[tuple[str, Sequence[object] | None], ...] = (("ids", self.ids), ("shards", self.shards))
-        for name, values in chosen_by:
-            if values is None:
-                continue
-            if not values:
-                raise ConfigError(f"dataset.{name}", [], "at least one, or null")
-            doubled = next((value for value in values if values.count(value) > 1), None)
-            if doubled is not None:
-                raise ConfigError(f"dataset.{name}", f"{doubled} twice", "each once")
-        if self.ids is not None and self.shards is not None:
-            raise ConfigError("dataset.ids", self.ids, "null with dataset.shards; only one of the two can select problems")
-        if (self.shards is None) != (self.num_shards is None):
-            missing, other = ("num_shards", "shards") if self.num_shards is None else ("shards", "num_shards")
-            raise ConfigError(f"dataset.{missing}", None, f"not null with dataset.{other}; shards count from 0 on")
-        count = self.num_shards or 0
-        wrong = [shard for shard in self.shards or () if not 0 <= shard < count]
-        if wrong:
-            raise ConfigError("dataset.shards", wrong[0], f"0 to {count - 1} with dataset.num_shards={count}")
-
-    def chosen(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The requested problems, in the dataset's order. Raises ConfigError for an id that no problem has."""
-        if self.ids is None:
-            return chosen(problems, self.limit, self.shards, self.num_shards)
-        # The problems with these ids, in their order
-        own_ids = [problem.id for problem in problems]
-        unknown = next((name for name in self.ids if name not in own_ids), None)
-        if unknown is not None:
-            raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
-                              + did_you_mean(unknown, own_ids))
-        wanted = set(self.ids)
-        return [problem for problem in problems if problem.id in wanted][:self.limit]
-
-
 def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | None, num_shards: int | None) -> list[T]:
     """The first `limit` problems of these shards, or of all problems without shards, in their order. Raises ConfigError.
 
@@ -150,9 +88,17 @@ def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | Non
 
 
 @dataclass(slots=True, kw_only=True)
-class Dataset(ProblemSelection, Component):
-    """Base class of datasets: the selection of problems and the prompt. A leaf needs `all_problems`."""
+class Dataset(Component):
+    """Base class of datasets. A leaf needs `all_problems`.
 
+    A run requests the first `limit` of all problems, of those with some ids, or of some shards.
+    """
+
+    limit: int | None = runtime(None, "number of problems: the first of those that ids or shards select; null takes all", ge=1)
+    ids: list[str] | None = runtime(None, "problems with these ids; null takes all")
+    shards: list[int] | None = runtime(None, "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + "
+                                       "num_shards, i + 2 num_shards, ...; null takes all")
+    num_shards: int | None = runtime(None, "number of shards that the dataset is divided into; null with shards=null", ge=1)
     max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1, le=1_000_000_000)
     prompt: str = identity("boxed", f"prompt: {', '.join(conversations.TEMPLATES)} (texts: dflash_mcmc/"
                            "dataset/inputs/conversations.py), or a text in which {question} is replaced by the problem")
@@ -191,11 +137,12 @@ class Dataset(ProblemSelection, Component):
 
         Raises ConfigError.
         """
-        from dflash_mcmc.settings import groups_of
-
         self.check_choice()
         check_stops(self.stop, "dataset.stop")
-        warn_of_stops(self.stop, "dataset.stop")
+        for string in self.stop:
+            if re.search(r"\\n(?![a-z])", string):  # which a shell or a file may have meant as a line feed
+                note(f"dataset.stop: {string!r} has a backslash and an n; for a line feed write "
+                     "$'dataset.stop=[\"\\nQuestion:\"]' in bash")
         for name, off in () if config.probe.is_null else (("stop", []), ("must_end", False)):
             if getattr(self, name) != off:
                 with_probe = f"{off} with probe={name_of(config.probe)}, or none"
@@ -210,6 +157,40 @@ class Dataset(ProblemSelection, Component):
         if not (self.answers_in_text or config.grader.runs_answers) and "grader" in groups_of(config):
             raise ConfigError("grader", name_of(config.grader), f"{options_with('grader', 'runs_answers')}, with "
                               f"dataset={name_of(self)}, whose answers are programs")
+
+    def check_choice(self) -> None:
+        """Checks ids and shards. Raises ConfigError."""
+        chosen_by: tuple[tuple[str, Sequence[object] | None], ...] = (("ids", self.ids), ("shards", self.shards))
+        for name, values in chosen_by:
+            if values is None:
+                continue
+            if not values:
+                raise ConfigError(f"dataset.{name}", [], "at least one, or null")
+            doubled = next((value for value in values if values.count(value) > 1), None)
+            if doubled is not None:
+                raise ConfigError(f"dataset.{name}", f"{doubled} twice", "each once")
+        if self.ids is not None and self.shards is not None:
+            raise ConfigError("dataset.ids", self.ids, "null with dataset.shards; only one of the two can select problems")
+        if (self.shards is None) != (self.num_shards is None):
+            missing, other = ("num_shards", "shards") if self.num_shards is None else ("shards", "num_shards")
+            raise ConfigError(f"dataset.{missing}", None, f"not null with dataset.{other}; shards count from 0 on")
+        count = self.num_shards or 0
+        wrong = [shard for shard in self.shards or () if not 0 <= shard < count]
+        if wrong:
+            raise ConfigError("dataset.shards", wrong[0], f"0 to {count - 1} with dataset.num_shards={count}")
+
+    def chosen(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The requested problems, in the dataset's order. Raises ConfigError for an id that no problem has."""
+        if self.ids is None:
+            return chosen(problems, self.limit, self.shards, self.num_shards)
+        # The problems with these ids, in their order
+        own_ids = [problem.id for problem in problems]
+        unknown = next((name for name in self.ids if name not in own_ids), None)
+        if unknown is not None:
+            raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
+                              + did_you_mean(unknown, own_ids))
+        wanted = set(self.ids)
+        return [problem for problem in problems if problem.id in wanted][:self.limit]
 
     def resolved(self, config: Settings) -> Dataset:
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
@@ -230,8 +211,9 @@ class Dataset(ProblemSelection, Component):
         examples = self.examples()
         if not self.answers_in_text:
             examples = [example for example in examples if example.solution]
-        chosen = conversations.shuffled(examples, self.fewshot_seed)
-        return conversations.Prompting(template, self.system, chosen, self.fewshot)
+        # An order that depends on the seed and the number of examples only
+        order = Stream(Key(self.fewshot_seed).fold_in("fewshot")).shuffle(list(examples))
+        return conversations.Prompting(template, self.system, tuple(order), self.fewshot)
 
     def problems(self) -> list[Problem]:
         """The requested problems. Raises UserError if they cannot be read."""
@@ -263,4 +245,11 @@ class Dataset(ProblemSelection, Component):
         for problem in problems if prompting_of_run.examples or self.system is not None else []:
             prompting_of_run.conversation(problem)  # finds a prompt that cannot be made, before any model is loaded
         examples = self.examples() if self.fewshot else problems
-        return content_hash(problems if examples == problems else [*problems, *examples])
+        digest = hashlib.sha256()
+        for problem in problems if examples == problems else [*problems, *examples]:
+            digest.update(repr((problem.id, problem.question, problem.answer, problem.solution)).encode())
+            if problem.messages or problem.tools:
+                digest.update(json.dumps([problem.messages, problem.tools], sort_keys=True).encode())
+            if problem.second is not None:
+                digest.update(json.dumps({"second": problem.second}).encode())
+        return digest.hexdigest()[:32]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of
 from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings, groups_of
 from dflash_mcmc.types import Problem
 
 
@@ -40,8 +40,6 @@ class ClBench(FromFile):
 
     def check(self, config: Settings) -> None:
         """Checks that the grader is a judge, if the run is graded. Raises ConfigError."""
-        from dflash_mcmc.settings import groups_of
-
         if "grader" in groups_of(config) and not config.grader.judges:
             able = options_with("grader", "judges")
             raise ConfigError("dataset", "clbench", "a dataset with gold answers, or a probe that grades nothing, with "
@@ -50,23 +48,17 @@ class ClBench(FromFile):
 
     def resolved(self, config: Settings) -> ClBench:
         """The dataset with rubrics as gold answers if the run is graded."""
-        from dflash_mcmc.settings import groups_of
-
-        dataset = super().resolved(config)
-        assert isinstance(dataset, ClBench)
-        return dataclasses.replace(dataset, rubrics="grader" in groups_of(config))
+        return dataclasses.replace(cast(ClBench, super().resolved(config)), rubrics="grader" in groups_of(config))
 
     def problem(self, row: dict, number: int) -> Problem:
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
         messages = messages_of(row["messages"], f"row {number}")
         task: Any = metadata.get("task_id")  # an id that is no text is refused when the problems are checked
-        return Problem(task, last_question(messages), self._gold(row, number), subject=metadata.get("context_category"),
+        gold = ""
+        if self.rubrics:
+            rubrics = row.get("rubrics")
+            if not isinstance(rubrics, list) or not rubrics or not all(isinstance(rubric, str) for rubric in rubrics):
+                raise UserError(f"dataset.path: row {number} has {rubrics!r:.80} for its rubrics; allowed: a list of texts")
+            gold = json.dumps(rubrics, ensure_ascii=False)
+        return Problem(task, last_question(messages), gold, subject=metadata.get("context_category"),
                        messages=messages)
-
-    def _gold(self, row: dict, number: int) -> str:
-        if not self.rubrics:
-            return ""
-        rubrics = row.get("rubrics")
-        if not isinstance(rubrics, list) or not rubrics or not all(isinstance(rubric, str) for rubric in rubrics):
-            raise UserError(f"dataset.path: row {number} has {rubrics!r:.80} for its rubrics; allowed: a list of texts")
-        return json.dumps(rubrics, ensure_ascii=False)

@@ -35,6 +35,11 @@ class Place(NamedTuple):
     revision: str | None
 
     @property
+    def source(self) -> str:
+        """The name on the hub, or the local folder, as `datasets` takes it."""
+        return self.path if self.folder is None else str(self.folder)
+
+    @property
     def folder(self) -> Path | None:
         """The local folder; None for a name on the hub."""
         folder = Path(self.path).expanduser()
@@ -81,15 +86,16 @@ def _loaded(place: Place) -> Any:
             if place.split not in splits:
                 raise _unknown("split", place.split, list(splits))
             return splits[place.split]
-        return datasets.load_dataset(_source(place), place.name, split=place.split, revision=place.revision)
+        return datasets.load_dataset(place.source, place.name, split=place.split, revision=place.revision)
     except UserError:
         raise
     except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
-        raise _mistake(place) or _unreadable(place, offline, error) from error
-
-
-def _source(place: Place) -> str:
-    return place.path if place.folder is None else str(place.folder)
+        if mistake := _mistake(place):
+            raise mistake from error
+        if offline:
+            raise UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a local "
+                            "folder of the dataset, or dataset=jsonl with a file") from error
+        raise UserError(f"dataset.path: cannot load {place.path}: {type(error).__name__}: {reason_of(error)}") from error
 
 
 def _mistake(place: Place) -> UserError | None:
@@ -98,7 +104,7 @@ def _mistake(place: Place) -> UserError | None:
 
     def names(listed: Callable[..., list[str]], *arguments: str) -> list[str]:
         try:
-            return listed(_source(place), *arguments, revision=place.revision)
+            return listed(place.source, *arguments, revision=place.revision)
         except Exception:  # the first error says what is wrong with the dataset
             return []
 
@@ -112,14 +118,6 @@ def _mistake(place: Place) -> UserError | None:
 def _unknown(field: str, given: str | None, names: Sequence[str]) -> ConfigError:
     allowed = ", ".join(f"dataset.{field}={name}" for name in names)
     return ConfigError(f"dataset.{field}", given, allowed + did_you_mean(given or "", names))
-
-
-def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
-    if offline:
-        return UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a local "
-                         "folder of the dataset, or dataset=jsonl with a file")
-    reason = reason_of(error, 300)
-    return UserError(f"dataset.path: cannot load {place.path}: {type(error).__name__}: {reason}")
 
 
 def _without_none(value: Any) -> Any:

@@ -26,9 +26,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of
-from dflash_mcmc.config.schema import PACKAGE, Config
+from dflash_mcmc.config.schema import PACKAGE, Config, to_config
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
 from dflash_mcmc.options import config_folder

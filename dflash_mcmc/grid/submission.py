@@ -24,8 +24,8 @@ from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.process import ranks
-from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.plan import table
+from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.store.described import object_if_readable
 from dflash_mcmc.store.reading import each_of_file
 from dflash_mcmc.store.records import SampleKey, key_of

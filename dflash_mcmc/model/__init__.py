@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -168,7 +168,8 @@ class ModelBeside:
             mine, theirs = own.get_vocab(), self.component().tokenizer().get_vocab()
         differing = sorted({token_id for _, token_id in mine.items() ^ theirs.items()})
         if differing:
-            there, here = (_token(differing[0], vocabulary) for vocabulary in (theirs, mine))
+            there, here = (next((repr(token[:30]) for token, own_id in vocabulary.items() if own_id == differing[0]), "none")
+                           for vocabulary in (theirs, mine))
             raise ConfigError(self._field, self.model, f"a model with the target's tokenizer (its token {differing[0]} is "
                               f"{there}, and the target's is {here}; {len(differing)} of {len(mine)} differ)")
 
@@ -198,9 +199,3 @@ def _fields(option: str) -> dict[str, Any]:
     own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.suffix == ".yaml" else {"defaults": []}
     extended = [_fields(parent) for parent in own.pop("defaults") if isinstance(parent, str)]
     return {name: value for fields in (*extended, own) for name, value in fields.items()}
-
-
-def _token(token_id: int, vocabulary: Mapping[str, int]) -> str:
-    """A token for an error."""
-    text = next((token for token, own_id in vocabulary.items() if own_id == token_id), None)
-    return "none" if text is None else repr(text[:30])

@@ -41,19 +41,13 @@ def wrong_rotation(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
         for parameters in (kind for kind in (given.values() if nested else [given]) if kind is not None):
             if not isinstance(parameters, Mapping) or not parameters:
                 return field, f"{given!r:.60}", 'parameters, as in {"rope_type": "default", "rope_theta": 10000.0}'
-            if wrong := _wrong(parameters):
-                return f"{field}.{wrong[0]}", *wrong[1:]
+            for name, value in parameters.items():
+                if name in _NUMBERS and value is not None and not _positive(value, name in _MAY_BE_ZERO):
+                    return f"{field}.{name}", f"{value!r:.60}", f"a number {'>=' if name in _MAY_BE_ZERO else '>'} 0"
+                if name in _LISTS and not (isinstance(value, list) and value and all(map(_positive, value))):
+                    return f"{field}.{name}", f"{value!r:.60}", "a list of numbers > 0"
             if field == "rope_parameters" and not any(part.get(name) for part in (parameters, values) for name in _THETAS):
                 return f"{field}.rope_theta", "None", "a number > 0"
-    return None
-
-
-def _wrong(parameters: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    for name, value in parameters.items():
-        if name in _NUMBERS and value is not None and not _positive(value, name in _MAY_BE_ZERO):
-            return name, repr(value)[:60], f"a number {'>=' if name in _MAY_BE_ZERO else '>'} 0"
-        if name in _LISTS and not (isinstance(value, list) and value and all(map(_positive, value))):
-            return name, repr(value)[:60], "a list of numbers > 0"
     return None
 
 
@@ -114,11 +108,6 @@ SOURCES = {source.name: source for source in (
                                       "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf")),
 )}
 """The sources by name."""
-
-
-def models_folder(outputs: str | Path) -> Path:
-    """The folder of all fetched models."""
-    return Path(outputs) / "models"
 
 
 def hint(path: Path) -> str:
@@ -359,7 +348,10 @@ class Checkpoint(NamedTuple):
     def _stored(self, folder: Path) -> list[Stored] | None:
         """The tensors of the safetensors files; None if a file is not on this machine. Raises ConfigError."""
         whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-        files = [whole] if whole.is_file() or not index.is_file() else self._listed(index)
+        try:
+            files = [whole] if whole.is_file() or not index.is_file() else sorted(set(weight_map(index).values()))
+        except DamagedError as error:
+            raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
         if not all(file.is_file() for file in files):
             return None
         return [tensor for file in files for tensor in self._header(file)[1]]
@@ -382,7 +374,11 @@ class Checkpoint(NamedTuple):
             if file.suffix in _SMALL_FILES:
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
             elif file.suffix == ".safetensors":
-                digest.update(file.name.encode() + b"\0" + self._sample(file))
+                header, tensors = self._header(file)
+                sampled = hashlib.sha256(header + str(file.stat().st_size).encode())
+                for sample in self._samples(file, len(header), tensors):
+                    sampled.update(sample)
+                digest.update(file.name.encode() + b"\0" + sampled.digest())
             else:
                 digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
         return digest.hexdigest()[:32]
@@ -458,21 +454,6 @@ class Checkpoint(NamedTuple):
         except HFValidationError as error:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}") from error
         return Path(file).parent if isinstance(file, str) else None
-
-    def _listed(self, index: Path) -> list[Path]:
-        """The files of an index. Raises ConfigError."""
-        try:
-            return sorted(set(weight_map(index).values()))
-        except DamagedError as error:
-            raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
-
-    def _sample(self, file: Path) -> bytes:
-        """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
-        header, tensors = self._header(file)
-        digest = hashlib.sha256(header + str(file.stat().st_size).encode())
-        for sample in self._samples(file, len(header), tensors):
-            digest.update(sample)
-        return digest.digest()
 
     def _samples(self, file: Path, header_bytes: int, tensors: list[Stored]) -> Iterator[bytes]:
         """The beginning, middle and end of every tensor of a safetensors file, joined."""

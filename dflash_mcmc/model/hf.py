@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -87,17 +87,16 @@ class HFModel(Model):
 
         With the date if the chat template asks for the time, and with the marks of thinking if they are given.
         """
-        return " ".join([self._checkpoint().fingerprint(weights),
-                         *([f"date:{self.date}"] if self.chat and self._asks_for_the_time() else []),
+        folder, asks = self._checkpoint().config_folder(), False
+        if self.chat:
+            files = [] if folder is None else [*folder.glob("*chat_template*"), *folder.glob("*chat_template*/*"),
+                                               *folder.glob("tokenizer_config.json")]
+            # A hub name's tokenizer may be in no cache yet.
+            texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()] if files else [
+                str(getattr(self.tokenizer(), "chat_template", ""))]
+            asks = any(CLOCK in text for text in texts)
+        return " ".join([self._checkpoint().fingerprint(weights), *([f"date:{self.date}"] if asks else []),
                          *([f"thinking:{json.dumps(self.thinking)}"] if self.thinking else [])])
-
-    def _asks_for_the_time(self) -> bool:
-        folder = self._checkpoint().config_folder()
-        files = [] if folder is None else [*folder.glob("*chat_template*"), *folder.glob("*chat_template*/*"),
-                                           *folder.glob("tokenizer_config.json")]
-        if not files:  # a hub name whose tokenizer is not in the cache
-            return CLOCK in str(getattr(self.tokenizer(), "chat_template", ""))
-        return any(CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
 
     def weights_fingerprint(self) -> str:
         """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
@@ -117,6 +116,7 @@ class HFModel(Model):
         if self._values() is None:
             return None
         import torch
+        import transformers
 
         from dflash_mcmc.engine.batching.plan import TargetShape
 
@@ -125,9 +125,12 @@ class HFModel(Model):
             raise UserError(f"model.path: given dtype {config.dtype!r:.60} in config.json of {self.path!r}; allowed: a "
                             "name such as bfloat16")
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
-        on_disk = checkpoint.num_parameters()
-        return TargetShape(config, torch.device(device), dtype, _num_parameters(config) if on_disk is None else on_disk,
-                           self.head_copy)
+        num_parameters = checkpoint.num_parameters()
+        if num_parameters is None:  # those of the architecture, without their memory
+            with suppress(Exception), torch.device("meta"):  # transformers raises a dozen types where it cannot build it
+                model = transformers.AutoModelForCausalLM.from_config(config)
+                num_parameters = sum(weight.numel() for weight in model.parameters())
+        return TargetShape(config, torch.device(device), dtype, num_parameters, self.head_copy)
 
     def prompt_encoder(self) -> PromptEncoder | None:
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
@@ -165,11 +168,14 @@ class HFModel(Model):
 
     def load(self, device: str) -> LanguageModel:
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
-        return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
+        return _load(*self._source(device))
+
+    def _source(self, device: str) -> tuple[str, str | None, str, str, bool | None, str | None]:
+        return self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope()
 
     def load_beside(self, device: str, use: str) -> LanguageModel:
         """Like `load`, for a model beside the target. The latest model of each use stays loaded. Raises UserError."""
-        source = self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope()
+        source = self._source(device)
         model = next((model for other, model in _BESIDE.values() if other == source), None)
         if model is None:
             _BESIDE.pop(use, None)  # its memory is free before the next one is read
@@ -243,19 +249,6 @@ def _weights(path: str, revision: str | None) -> Iterator[str]:
     except DamagedError as error:
         raise UserError(f"model.path: cannot load {path!r}: {error}; allowed: the index and the files as they were "
                         "published") from error
-
-
-def _num_parameters(config: Any) -> int | None:
-    """Parameters of the architecture of a configuration, without their memory; None if transformers cannot build it."""
-    import torch
-    import transformers
-
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-    except Exception:  # transformers raises a dozen types here; the caller says that the number is not known
-        return None
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def _configuration(path: str, revision: str | None, rope: str | None) -> Any:

@@ -71,9 +71,24 @@ def fetch_json(url: str, body: object = None, *, seconds: float, headers: Mappin
     sockets: list[socket.socket] = []
     outcome: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
+    def opened(event: str, told: dict[str, Any]) -> None:
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            sockets.append(told["return_value"].get_extra_info("socket"))
+
     def talk() -> None:
         try:
-            outcome.put(_reply(url, body, seconds, headers or {}, max_bytes, sockets))
+            import httpx
+
+            # the longest silence is more than the caller waits
+            with (httpx.Client(timeout=2 * seconds, verify=_trusted()) as client,
+                  client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": opened},
+                                headers={"Accept-Encoding": "identity", **(headers or {})}) as reply):
+                read = bytearray()
+                for part in reply.iter_raw():
+                    read += part
+                    if len(read) > max_bytes:
+                        break
+                outcome.put((reply.status_code, bytes(read)))
         except Exception as error:
             outcome.put(error)
 
@@ -139,24 +154,3 @@ def _trusted() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context()
-
-
-def _reply(url: str, body: object, seconds: float, headers: Mapping[str, str], max_bytes: int,
-           sockets: list[socket.socket]) -> tuple[int, bytes]:
-    """The status and the body, which may end after `max_bytes`. Adds the open connection to `sockets`."""
-    import httpx
-
-    def opened(event: str, told: dict[str, Any]) -> None:
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            sockets.append(told["return_value"].get_extra_info("socket"))
-
-    # the longest silence is more than the caller waits
-    with (httpx.Client(timeout=2 * seconds, verify=_trusted()) as client,
-          client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": opened},
-                        headers={"Accept-Encoding": "identity", **headers}) as reply):
-        read = bytearray()
-        for part in reply.iter_raw():
-            read += part
-            if len(read) > max_bytes:
-                break
-        return reply.status_code, bytes(read)

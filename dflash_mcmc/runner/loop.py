@@ -11,10 +11,10 @@ from dflash_mcmc.config.identity import hash_of, identity_of, label_of, run_fold
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError, of_memory, tell
 from dflash_mcmc.process import bars, ranks, stopping
-from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
+from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.records import SampleKey, key_of
@@ -46,23 +46,20 @@ def execute(job: Job) -> RunResult:
                 renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
-            summary = {} if left else _summarise(store, tasks, keys, tracking)
+            summary: dict[str, object] = {}
+            if not left:
+                with store.summarising():
+                    results, figures = tasks.summarise(store.in_order(keys)), []
+                    if not ranks.rank():
+                        store.write_summary(results.summary)
+                        figures = results.write(store.folder)
+                summary = results.summary
+                tracking.complete(results.metrics, results.tables, figures)
             new = len(set(pending) - left)
             num_beyond = 0 if left else len(store.records) - len(keys)
             result = RunResult(store.folder, summary, new, new - num_own, num_beyond, len(left), tasks.unit, tasks.table)
         stopping.check()
     return result
-
-
-def _summarise(store: RunStore, tasks: Tasks, keys: Sequence[SampleKey], tracking: Tracking) -> dict:
-    """Writes the results of all records, and logs them to the tracker. Returns the content of `summary.json`."""
-    with store.summarising():
-        results, figures = tasks.summarise(store.in_order(keys)), []
-        if not ranks.rank():
-            store.write_summary(results.summary)
-            figures = results.write(store.folder)
-    tracking.complete(results.metrics, results.tables, figures)
-    return results.summary
 
 
 class _Loop:
@@ -119,26 +116,21 @@ class _Loop:
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]
             turn = turn % max(1, len(left))
-            untaken = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
-            if untaken is None:
-                turn += _MOST_TRIED
-                time.sleep(_POLL_SECONDS)
-                self._look()
-            else:
-                yield untaken
-
-    def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey]] | None:
-        """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`."""
-        untaken = self._store.take(tried)
-        first = next(untaken, None)
-        return None if first is None else (tried, itertools.chain([first], untaken))
+            tried = [*left[turn:], *left[:turn]][:_MOST_TRIED]
+            untaken = self._store.take(tried)  # those that an ended process had begun
+            if (first := next(untaken, None)) is not None:
+                yield tried, itertools.chain([first], untaken)
+                continue
+            turn += _MOST_TRIED
+            time.sleep(_POLL_SECONDS)
+            self._look()
 
     def _begun(self, claimed: Iterable[SampleKey]) -> Iterator[SampleKey]:
         """Marks each task as begun when the worker has room for it. Ends when a stop is requested."""
         for key in claimed:
             if stopping.requested():
                 return
-            self._attempts.begin(key)
+            self._attempts.note(key, begun=True)
             self._in_progress.add(key)
             yield key
 
@@ -167,7 +159,7 @@ class _Loop:
                 self._keep(record)
         finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
             for key in self._in_progress:
-                self._attempts.give_up(key)
+                self._attempts.note(key, begun=False)
 
     def _look(self) -> None:
         """Reads what other processes have recorded."""

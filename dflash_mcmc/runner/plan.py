@@ -38,11 +38,13 @@ from dflash_mcmc.fields import walk
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner import fitting, tasks_of
+from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Tasks
+from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.store.described import RUN, described, json_object
-from dflash_mcmc.store.reading import recorded_keys
+from dflash_mcmc.store.reading import each_record
+from dflash_mcmc.store.records import key_of
 from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
@@ -72,10 +74,8 @@ def checked(arguments: list[str]) -> Command:
             given, does = ("hydra/launcher: given slurm", "submits the jobs") if command.launcher else (
                 "hydra/sweeper: given a search", "chooses the points")
             raise UserError(f"{given} in a launch of {ranks.world_size()} processes; allowed: in one process, which {does}")
-        # The command after a check of its jobs, with their encoded prompts, their lengths and their memory
-        memory, of_jobs = check(command.jobs, here=not command.launcher)
-        jobs = [job._replace(prompts=of_job.prompts) for job, of_job in zip(command.jobs, of_jobs, strict=True)]
-        return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
+        memory, jobs = check(command.jobs, here=not command.launcher)
+        return command._replace(jobs=jobs, memory=memory)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -106,14 +106,6 @@ def print_plan(command: Command, *notes: str) -> None:
         print(table(command), *filter(None, [command.memory]), *notes, sep="\n", flush=True)
 
 
-class CheckedJob(NamedTuple):
-    """What the checks of a job have read and counted."""
-
-    lengths: Lengths = Lengths()
-    prompts: Mapping[str, np.ndarray] = {}
-    """Token ids of the prompts of all problems, by id; empty where no prompt is read."""
-
-
 class _EncodedPrompts(NamedTuple):
     """The prompts of a dataset."""
 
@@ -128,23 +120,24 @@ class _EncodedPrompts(NamedTuple):
     """Mean tokens of the solutions; None where the answers are drawn."""
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[CheckedJob, ...]]:
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, list[Job]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
 
-    Returns the memory of the largest engine as a line, None if no memory was planned; and the result for each job.
+    Returns the memory of the largest engine as a line, None if no memory was planned; and the jobs with what was read of them.
     """
     checks, checked = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
         try:
-            checked.append(checks.check(job.config))
+            checked.append(checks.check(job))
         except UserError as error:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
-    return checks.memory(), tuple(checked)
+    plan, weights = max(checks.plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
+    return None if plan is None else plan.describe(weights), checked
 
 
 class _Checks:
@@ -152,42 +145,54 @@ class _Checks:
 
     def __init__(self, here: bool):
         self._here, self._read = here, dict[tuple[str, ...], object]()
-        self._plans: list[tuple[MemoryPlan, int | None]] = []
+        self.plans: list[tuple[MemoryPlan, int | None]] = []
+        """The memory of each engine, and the bytes of its weights; None if they are not known."""
 
-    def memory(self) -> str | None:
-        """The largest plan of memory as a line; None without a plan."""
-        plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
-        return None if plan is None else plan.describe(weights)
-
-    def check(self, config: Config) -> CheckedJob:
-        """Raises UserError for a configuration that cannot run."""
+    def check(self, job: Job) -> Job:
+        """The job with its prompts and lengths. Raises UserError for a configuration that cannot run."""
+        config, dataset = job.config, job.config.dataset
         used = groups_of(config)
         if config.show is not None or "dataset" not in used:
-            return CheckedJob()
-        problems = self._problems(config)
+            return job
+        problems: list[Problem] = []  # in a dry run of a published dataset on the hub
+        if dataset.is_unread(config):
+            note(f"dataset={name_of(dataset)}: a dry run reads nothing from the hub: problems and prompts are not checked")
+        else:
+            problems = self._once(("problems", repr(dataset)), dataset.problems)
         if not config.dry_run and self._is_complete(config):
-            return CheckedJob()
+            return job
         if "grader" in used:
-            self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
+            self._once(("golds", repr(config.grader), repr(dataset)), lambda: check_golds(config.grader, problems))
         with program.importing():  # of torch and transformers
             encoder = self._encoder(config, used, problems)
         if encoder is None:
-            return CheckedJob()
+            return job
         prompts = self._prompts(config, encoder, problems)
         if config.blend.has_prompts:
-            self._once(("second", repr(config.blend), repr(config.model), repr(config.dataset)),
+            self._once(("second", repr(config.blend), repr(config.model), repr(dataset)),
                        lambda: config.blend.second_prompts(config, encoder, problems, prompts.encoded))
         if "sampler" in used and config.engine.plans_memory:
             self._plan_memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
-        return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
+        return job._replace(lengths=Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions),
+                            prompts=prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
-        """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
+        """What encodes the prompts, after a check of device, config.json, and that probe, blend and draft fit the target.
+
+        None without problems, and where a config.json that is needed is not here. Raises UserError.
+        """
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()  # raises for a device that this machine does not have
         drafts = "draft" in used and not config.draft.is_null
-        if (drafts or not config.dry_run) and not self._fits(config, drafts):
-            return None
+        if drafts or not config.dry_run:
+            target = self._shape(config)
+            if target is None:
+                return None
+            config.probe.check_target(target)
+            self._once(("blend", repr(config.blend), repr(config.model)), lambda: config.blend.check_model(config.model))
+            if drafts:
+                self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
+                self._once(("tokens", repr(config.draft), repr(config.model)), lambda: config.draft.check_model(config.model))
         return self._once(("encoder", repr(config.model), name_of(config.engine)),
                           lambda: config.engine.prompt_encoder(config)) if problems else None
 
@@ -199,31 +204,13 @@ class _Checks:
             return False
         try:
             tasks = tasks_of(config)
-            return set(tasks.keys()) <= recorded_keys(run_folder(config, identity_hash(config)), tasks.schema())
+            records = each_record(run_folder(config, identity_hash(config)), tasks.schema())  # without the folder's locks
+            return set(tasks.keys()) <= set(map(key_of, records))
         except UserError:
             return False
 
     def _shape(self, config: Config) -> TargetShape | None:
         return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
-
-    def _fits(self, config: Config, drafts: bool) -> bool:
-        """Checks config.json, and that probe and draft fit the target. False if config.json is not here. Raises UserError."""
-        target = self._shape(config)
-        if target is not None:
-            config.probe.check_target(target)
-            self._once(("blend", repr(config.blend), repr(config.model)), lambda: config.blend.check_model(config.model))
-        if target is not None and drafts:
-            self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
-            self._once(("tokens", repr(config.draft), repr(config.model)), lambda: config.draft.check_model(config.model))
-        return target is not None
-
-    def _problems(self, config: Config) -> list[Problem]:
-        """The requested problems; an empty list in a dry run of a published dataset on the hub."""
-        dataset = config.dataset
-        if dataset.is_unread(config):
-            note(f"dataset={name_of(dataset)}: a dry run reads nothing from the hub: problems and prompts are not checked")
-            return []
-        return self._once(("problems", repr(dataset)), dataset.problems)
 
     def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _EncodedPrompts:
         """Raises UserError if no prompt fits."""
@@ -232,7 +219,7 @@ class _Checks:
         def prompts() -> _EncodedPrompts:
             encoded = build.encoded(config, encoder, problems)
             fit = fitting.fit(config, encoder, problems, gold=not drawn, known=encoded)
-            fit.check(config)
+            fit.check(config, gold=not drawn)
             if fit.too_long:
                 name, first = next(iter(fit.too_long.items()))
                 note(f"{len(fit.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
@@ -262,7 +249,9 @@ class _Checks:
         beside, draft = config.blend.companion_shape(target), config.draft.size()
         if draft is not None and draft.model is not None:
             draft = draft._replace(model=draft.model._replace(device=target.device))
-        weights = _weights(target, beside, draft.model if draft else None)
+        shapes = (target, beside, draft.model if draft else None)
+        sizes = [shape.weight_bytes() for shape in shapes if shape is not None]
+        weights = None if None in sizes else sum(size for size in sizes if size)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
@@ -270,7 +259,7 @@ class _Checks:
                 return
         try:
             _, plan = memory_plan(config, target, longest, num_draws, draft, weights or 0, beside)
-            self._plans.append((plan, weights))
+            self.plans.append((plan, weights))
         except UserError:
             if not run_folder(config, identity_hash(config)).exists():
                 raise
@@ -280,12 +269,6 @@ class _Checks:
         if key not in self._read:
             self._read[key] = read()
         return cast("T", self._read[key])
-
-
-def _weights(*shapes: TargetShape | None) -> int | None:
-    """Bytes of the weights of the target, of a blend's model and of one that drafts; None if they are not known."""
-    sizes = [shape.weight_bytes() for shape in shapes if shape is not None]
-    return None if None in sizes else sum(size for size in sizes if size)
 
 
 class _PlannedRun(NamedTuple):
@@ -306,11 +289,11 @@ def table(command: Command) -> str:
     runs: dict[str, _PlannedRun] = {}
     jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
     searches = command.sweep is not None and command.sweep.searches
-    counted, rates = command.lengths or [Lengths()] * len(jobs), []
+    rates = []
     needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
     finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
-    for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
-        config = _with_lengths(job, counted_lengths)
+    for job, label in zip(jobs, point_labels(jobs), strict=True):
+        config = _with_lengths(job)
         speed = _speed(plain(config))
         like = next((run for run in finished if run.speed == speed), None)
         if config.hardware.tokens_per_second is None and like is not None:
@@ -318,7 +301,7 @@ def table(command: Command) -> str:
             config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=like.rate))
             rates.append(f"hours: the rate is that of {like.folder}, which this machine has finished")
         tasks = tasks_of(config)
-        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(job.lengths.share))
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
         if runs.setdefault(key := _settings(job.config), run).estimate.num_samples < run.estimate.num_samples:
             runs[key] = run
@@ -333,23 +316,26 @@ def table(command: Command) -> str:
     same = (len(jobs) if searches else command.num_points) - len(runs)
     notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
-             *dict.fromkeys(_memory(job.config) for job in jobs),
+             *dict.fromkeys(job.config.engine.memory_note(job.config) for job in jobs
+                            if "sampler" in groups_of(job.config)),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
              *dict.fromkeys(rates),
-             *dict.fromkeys(_counted(job, counted_lengths) for job, counted_lengths in zip(jobs, counted, strict=True)),
+             *dict.fromkeys(f"counted with the model's tokenizer: the mean length of {'s and '.join(used)}s"
+                            for job in jobs if (used := _used(job))),
              "a plan is of whole runs: it counts samples that are already recorded too"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
 
-def _used(job: Job, lengths: Lengths) -> dict[str, float]:
+def _used(job: Job) -> dict[str, float]:
     """The counted lengths by name, without those whose field the command sets."""
     set_fields = {text.lstrip("+").partition("=")[0] for text in job.overrides}
-    return {name: value for name, field in _ASSUMED.items() if (value := getattr(lengths, name)) and field not in set_fields}
+    return {name: value for name, field in _ASSUMED.items()
+            if (value := getattr(job.lengths, name)) and field not in set_fields}
 
 
-def _with_lengths(job: Job, lengths: Lengths) -> Config:
+def _with_lengths(job: Job) -> Config:
     """The configuration of a job, with the counted lengths as its assumptions."""
-    config, used = job.config, _used(job, lengths)
+    config, used = job.config, _used(job)
     assumed: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
         assumed["answer_length"] = used["solution"] / config.dataset.max_new_tokens
@@ -391,12 +377,6 @@ def _finished(outputs: Path) -> list[_PastRun]:
     return found
 
 
-def _counted(job: Job, lengths: Lengths) -> str:
-    """The line that says which lengths are no assumption; empty if there is none."""
-    used = " and ".join(f"{name}s" for name in _used(job, lengths))
-    return f"counted with the model's tokenizer: the mean length of {used}" if used else ""
-
-
 def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, its places, and the name."""
     places = [value for name, _, _, value in walk(config) if name in _PLACES]
@@ -411,11 +391,6 @@ def _problems(config: Config) -> str:
     fields = [f"dataset.{name}" for name in ("ids", "shards", "limit") if getattr(dataset, name) is not None]
     which = f", by {' and '.join(fields)}" if num_chosen < num_all else ""
     return f"problems: {num_chosen:,} of {num_all:,} in dataset={name_of(dataset)}{which}"
-
-
-def _memory(config: Config) -> str:
-    """The line on the engine's memory; empty where no chains run."""
-    return config.engine.memory_note(config) if "sampler" in groups_of(config) else ""
 
 
 def _text(rows: Sequence[Sequence[str]]) -> str:

@@ -27,6 +27,12 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"
 
 def describe(store: RunStore, config: Config, identity: dict[str, object], device: str | None, tasks: Tasks) -> None:
     """Writes the configuration, the identity, and an entry for this start of the run."""
+    name = None
+    if device is not None:
+        import torch
+
+        is_gpu = device.startswith("cuda")
+        name = torch.cuda.get_device_name(device) if is_gpu else f"{machine.cpu_name()}, {torch.get_num_threads()} threads"
     store.write_config(as_yaml(plain(config)))
     store.write_session(identity, {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -35,7 +41,7 @@ def describe(store: RunStore, config: Config, identity: dict[str, object], devic
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "host": socket.gethostname(),
-        "device": None if device is None else _device_name(device),
+        "device": name,
         **tasks.notes(),
     })
 
@@ -79,11 +85,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return f"{machine.cpu_name()}, {torch.get_num_threads()} threads"

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from dflash_mcmc.config.identity import name_of_path, plain
-from dflash_mcmc.config.schema import Config, Job, component_of
+from dflash_mcmc.config.schema import Job, component_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.grading.verdicts import CORRECT
@@ -108,8 +108,11 @@ class Tracking:
             return
         # Asked again after the wait for the lead: the process that had it may have logged the summary.
         summary = hash_of(metrics)
-        if self._tracker is None and not self._has(summary) and self._leads() and not self._has(summary):
-            self.start()
+        if self._tracker is None and not self._has(summary):
+            if not self._store.lead(_LEAVE_SECONDS):
+                note(f"{self._store.folder}: another process is still working on this run and logs it to the tracker")
+            elif not self._has(summary):
+                self.start()
         if self._tracker is None:
             return
         self.catch_up()
@@ -120,13 +123,6 @@ class Tracking:
     def _has(self, summary: str) -> bool:
         """Whether the tracker has the summary with this hash."""
         return self._read().get(self._key, {}).get("summary") == summary
-
-    def _leads(self) -> bool:
-        """Whether this process logs to the tracker. If another process does, this one waits a little until it leaves."""
-        if self._store.lead(_LEAVE_SECONDS):
-            return True
-        note(f"{self._store.folder}: another process is still working on this run and logs it to the tracker")
-        return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._tracker is not None:
@@ -146,18 +142,14 @@ class Tracking:
         except UserError as error:  # a failing machine can leave it empty
             note(f"{error}; every record is logged again")
             return {}
-        return {key: value for key, value in received.items() if _is_received(value)}
+        lines = {key: value.get("lines") for key, value in received.items() if isinstance(value, dict)}
+        return {key: received[key] for key, counts in lines.items() if isinstance(counts, dict)
+                and all(file.isdecimal() and type(count) is int for file, count in counts.items())}
 
     def _write(self, summary: str | None) -> None:
         logged = {"lines": {str(file): lines for file, lines in self._logged.items()}, "summary": summary}
         with self._store.mutex():  # not durable: a chart can lose values if the machine fails; the records keep them
             write_atomically(self._store.folder / TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
-
-
-def _is_received(value: object) -> bool:
-    """Whether a value of `tracked.json` says what a tracker has received."""
-    lines = value.get("lines") if isinstance(value, dict) else None
-    return isinstance(lines, dict) and all(file.isdecimal() and type(count) is int for file, count in lines.items())
 
 
 class RunningAccuracy:
@@ -188,11 +180,32 @@ class RunningAccuracy:
 
 
 def readable_name(job: Job) -> str:
-    """The label, and the overrides of the command line that distinguish runs: `ps alpha=2 seed=1`.
+    """The label, and the overrides that the identity depends on and that the label does not contain: `ps alpha=2 seed=1`.
 
-    Overrides that equal the default are included, so that the points of a sweep have names of the same form.
+    Overrides that equal the default are included, so that the points of a sweep have names of the same form. Names are cut to
+    their last part.
     """
-    return " ".join([job.config.label(), *_distinguishing(job.config, job.overrides)])
+    config = job.config
+    groups, labelled = groups_of(config), ("probe", "blend", "sampler")
+
+    def in_label(group: str, option: str) -> bool:
+        if config.condition.name:
+            return group in labelled
+        # Several options can name the same component: draft=tiny is a dflash.
+        return group in (*labelled, "draft", "decoder") and option == name_of(component_of(config, group))
+
+    fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
+    fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity
+    pairs = [text.lstrip("+").partition("=")[::2] for text in job.overrides if not text.startswith("~")]
+    located = {name.removesuffix(".path") for name, _ in pairs if name.endswith(".path")}  # their names follow
+    pairs = [(name.removesuffix(".path"), name_of_path(value)) if name.endswith(".path") else (name, value)
+             for name, value in pairs
+             if name not in located and (name in fields or (name in groups and not in_label(name, value)))]
+    lasts = [name.rpartition(".")[2] for name, _ in pairs]
+    shown = [f"{last if lasts.count(last) == 1 else name}="
+             f"{value if len(value) <= _LONGEST_VALUE else f'…{value[1 - _LONGEST_VALUE:]}'}"  # paths differ at their ends
+             for (name, value), last in zip(pairs, lasts, strict=True)]
+    return " ".join([config.label(), *shown])
 
 
 def tags(job: Job) -> tuple[str, ...]:
@@ -200,34 +213,6 @@ def tags(job: Job) -> tuple[str, ...]:
     config = job.config
     used = {group: component_of(config, group) for group in groups_of(config) if group != "grader"}
     return tuple(f"{group}={job.choices.get(group, name_of(each))}" for group, each in used.items() if not each.is_null)
-
-
-def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:
-    """The overrides that the identity depends on and that the label does not contain. Names are cut to their last part."""
-    groups = groups_of(config)
-    fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
-    fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity
-    pairs = [text.lstrip("+").partition("=")[::2] for text in overrides if not text.startswith("~")]
-    located = {name.removesuffix(".path") for name, _ in pairs if name.endswith(".path")}  # their names follow
-    pairs = [(name, value) for name, value in pairs if name not in located]
-    pairs = [(name.removesuffix(".path"), name_of_path(value)) if name.endswith(".path") else (name, value)
-             for name, value in pairs
-             if name in fields or (name in groups and not _in_label(config, name, value))]
-    lasts = [name.rpartition(".")[2] for name, _ in pairs]
-    return [f"{last if lasts.count(last) == 1 else name}={_short(value)}"
-            for (name, value), last in zip(pairs, lasts, strict=True)]
-
-
-def _in_label(config: Config, group: str, option: str) -> bool:
-    if config.condition.name:
-        return group in ("probe", "blend", "sampler")
-    # Several options can name the same component: draft=tiny is a dflash.
-    return group in ("probe", "blend", "draft", "sampler", "decoder") and option == name_of(component_of(config, group))
-
-
-def _short(value: str) -> str:
-    """The value, or the end of a long one: paths differ at their ends."""
-    return value if len(value) <= _LONGEST_VALUE else f"…{value[1 - _LONGEST_VALUE:]}"
 
 
 def metrics_of(record: Record) -> dict[str, float | None]:

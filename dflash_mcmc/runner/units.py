@@ -1,10 +1,11 @@
-"""The units of a probe as the tasks of a run: measured, recorded, and summarised in tables and figures."""
+"""The units of a probe as the tasks of a run: measured, recorded, and summarised in tables and figures. `tasks_of` any run."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,11 +16,15 @@ from dflash_mcmc.grading.verdicts import TOO_LONG
 from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import fitting
+from dflash_mcmc.runner.samples import Samples
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Summary, Unit, Work
+
+_NO_PROBLEMS = ("(agent)", "(long) ")
+"""What the names of units that are no problems begin with."""
 
 
 class Units(Tasks[dict]):
@@ -46,11 +51,17 @@ class Units(Tasks[dict]):
         """The probe summarises the units that were measured. Units without a measurement are only counted."""
         measured = [record for record in records if FAILURE not in record]
         of_probe = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
-        failed = len(records) - len(measured)
+        failed, undrawn = len(records) - len(measured), {"skipped", FAILURE}
+        counts: dict[str, object] = {}
+        if "dataset" in self._probe.sources():  # the problems that the intervals are over: those not skipped, and drawn
+            drawn = [record["problem"] for record in measured if not undrawn & record.keys() and not all(
+                undrawn & cell.keys() for cell in record.get("cells") or [record])]
+            counts["num_problems"] = len({problem for problem in drawn if not problem.startswith(_NO_PROBLEMS)})
+        if failed:
+            counts["num_units_failed"] = failed
         summary: dict[str, object] = {
             "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
-            **_num_problems(self._probe, measured),
-            **({"num_units_failed": failed} if failed else {}), **of_probe.values, "tables": of_probe.tables}
+            **counts, **of_probe.values, "tables": of_probe.tables}
         return UnitResults(summary, {**of_probe.values}, of_probe.tables, self._config, measured, of_probe)
 
     @staticmethod
@@ -136,20 +147,6 @@ class UnitResults(Results):
         return [folder / f"{name}.png" for name in figures]
 
 
-_NO_PROBLEMS = ("(agent)", "(long) ")
-"""What the names of units that are no problems begin with."""
-
-
-def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
-    """How many problems the intervals are over; empty for a probe without problems. What was skipped or not drawn is none."""
-    if "dataset" not in probe.sources():
-        return {}
-    undrawn = {"skipped", FAILURE}
-    drawn = [record["problem"] for record in measured if not undrawn & record.keys() and not all(
-        undrawn & cell.keys() for cell in record.get("cells") or [record])]
-    return {"num_problems": len({problem for problem in drawn if not problem.startswith(_NO_PROBLEMS)})}
-
-
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:
     """The numbers among the values and in nested dictionaries, named by their path."""
     numbers = {}
@@ -159,3 +156,12 @@ def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:
         elif isinstance(value, (int, float)):
             numbers[f"{prefix}/{name}"] = float(value)
     return numbers
+
+
+def tasks_of(config: Config, prompts: Mapping[str, np.ndarray] = MappingProxyType({})) -> Tasks:
+    """The tasks of a configuration: the units of its probe, or samples if it has none.
+
+    Args:
+        prompts: token ids of prompts that are encoded already, by the ids of their problems.
+    """
+    return Samples(config, prompts) if config.probe.is_null else Units(config, prompts)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.checks import checked
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Config, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import runtime, walk
 from dflash_mcmc.registry import name_of

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.config.checks import checked
-from dflash_mcmc.config.schema import Condition, Config
+from dflash_mcmc.config.schema import Condition, Config, checked
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.registry import components, name_of
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api.choices import turn_of
-from dflash_mcmc.config.checks import checked
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Config, checked
 from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut

@@ -26,12 +26,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.described import CONFIG, described
+from dflash_mcmc.store.described import CONFIG, RUN, described
 from dflash_mcmc.store.files import (
     append_line,
     each_line,
@@ -39,11 +39,12 @@ from dflash_mcmc.store.files import (
     open_to_extend,
     read_regular,
     refuse_link,
+    remove_empty,
     write_atomically,
 )
-from dflash_mcmc.store.locks import FolderLocks
+from dflash_mcmc.store.locks import MUTEX, SUMMARY, FolderLocks, task_byte
 from dflash_mcmc.store.reading import ATTEMPTS, Attempt, move_damaged, note_repeated, record_line, records_of
-from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
+from dflash_mcmc.store.records import SampleKey, key_of, record_files, records_file, unit_schema
 from dflash_mcmc.store.schema import Damaged, Schema, to_line
 
 _SYNC_SECONDS = 1.0
@@ -52,12 +53,12 @@ _SYNC_SECONDS = 1.0
 class RunStore:
     """An open run folder. `records` holds the records of all processes in the order in which this process has read them."""
 
-    def __init__(self, folder: Path, locks: FolderLocks, not_in_memory: Sequence[str] = (), schema: Schema | None = None):
-        self.folder, self._schema = folder, schema or unit_schema()
+    def __init__(self, folder: Path, locks: FolderLocks, file_number: int, not_in_memory: Sequence[str], schema: Schema):
+        self.folder, self._schema = folder, schema
         self.records: list[dict] = []
         self.places: list[tuple[int, int]] = []
         """The file number and the line number of each record, both from 0."""
-        self._locks = locks
+        self._locks, self._file_number = locks, file_number
         self._keys: dict[SampleKey, tuple[int, int]] = {}
         """The file number and the line number of each task's record."""
         self._claimed: set[SampleKey] = set()
@@ -66,8 +67,7 @@ class RunStore:
         self._read: dict[int, tuple[int, int]] = {}
         """The lines and the bytes of each file that are read."""
         self._synced, self._session = time.monotonic(), 0
-        self._file_number = 0
-        self._file: IO[bytes] | None = None
+        self._file = open_to_extend(folder / self.file_name())
 
     @classmethod
     @contextmanager
@@ -82,40 +82,43 @@ class RunStore:
                 process that is alone in the folder does so.
             digest: the hash of the run's identity. Each record has it, and records of another run are refused.
         """
-        store = cls(folder, FolderLocks(folder), not_in_memory, (schema or unit_schema()).of_run(digest))
-        try:
-            store._file_number = store._locks.enter()
-            for path in (*record_files(store.folder, others=True).values(), *store.folder.glob("attempts*.jsonl")):
+        of_run = (schema or unit_schema()).of_run(digest)
+        with closing(FolderLocks(folder)) as locks:
+            file_number = locks.enter()
+            for path in (*record_files(folder, others=True).values(), *folder.glob("attempts*.jsonl")):
                 refuse_link(path)  # before anything is cut
-            if store._locks.is_alone():
-                for left in store.folder.glob(".*.tmp"):  # a killed process was replacing a file
+            if locks.is_alone():
+                for left in folder.glob(".*.tmp"):  # a killed process was replacing a file
                     with writing(left):
                         left.unlink()
                 if repair:
-                    move_damaged(store.folder, store._schema)
+                    move_damaged(folder, of_run)
             elif repair:
-                note(f"{store.folder}: repair=true has no effect while another process has this run open")
-            store._file = open_to_extend(store.folder / store.file_name())
-            # Before the mutex is free, so that no process which enters later misses this file.
-            store._locks.raise_num_files(max(record_files(store.folder), default=0) + 1)
-            store._locks.free_mutex()
-            store.refresh()
-            yield store
-        finally:
+                note(f"{folder}: repair=true has no effect while another process has this run open")
+            store = cls(folder, locks, file_number, not_in_memory, of_run)
             try:
-                if store._file is not None:
-                    store.sync()
-                    store._file.close()
-                    store._locks.take_mutex()
-                    # A run that was refused after its folder was made leaves nothing behind.
-                    if not store.is_described() and is_empty(store.folder) and store._locks.is_alone():
-                        remove(store.folder, store._locks.made)
+                # Before the lock is free, so that no process which enters later misses this file.
+                locks.raise_num_files(max(record_files(folder), default=0) + 1)
+                locks.free(MUTEX)
+                store.refresh()
+                yield store
             finally:
-                store._locks.close()
+                store.sync()
+                store._file.close()
+                locks.take(MUTEX, wait=True)
+                files = record_files(folder).values()
+                # An attempt without a record can be a death.
+                is_empty = not any(path.lstat().st_size for path in (*files, *folder.glob("attempts*.jsonl")))
+                # A run that was refused after its folder was made leaves nothing behind. The lock goes last: a process that
+                # opens the folder meanwhile waits, and makes it anew.
+                if not store.is_described() and is_empty and locks.is_alone():
+                    for path in (*files, folder / CONFIG, folder / "lock"):
+                        path.unlink(missing_ok=True)
+                    remove_empty(dict.fromkeys([folder, folder.parent, *locks.made]))
 
-    def _opened(self) -> IO[bytes]:
-        assert self._file is not None  # `open` has entered the folder
-        return self._file
+    def is_alone(self) -> bool:
+        """Whether no other process has the folder open. The mutex must be held."""
+        return self._locks.is_alone()
 
     def file_name(self, stem: str = "records") -> str:
         """The name of a file that only this process writes to."""
@@ -133,7 +136,7 @@ class RunStore:
     @contextmanager
     def summarising(self) -> Iterator[None]:
         """A lock to hold while files are written from all records. The last process that gets it has read all of them."""
-        with self._locks.summary():
+        with self._locks.held(SUMMARY):
             self.look_again()
             yield
 
@@ -196,11 +199,11 @@ class RunStore:
 
     def claim(self, key: SampleKey) -> bool:
         """Keeps other processes from doing a task until it is recorded. False if it is recorded or claimed already."""
-        if key in self._keys or key in self._claimed or not self._locks.take(key):
+        if key in self._keys or key in self._claimed or not self._locks.take(task_byte(key)):
             return False
         self.refresh()  # another process may have recorded it since the last reading
         if key in self._keys:
-            self._locks.free(key)
+            self._locks.free(task_byte(key))
             return False
         self._claimed.add(key)
         return True
@@ -220,7 +223,7 @@ class RunStore:
         if key not in self._claimed and not self.claim(key):
             raise ValueError(f"problem {key[0]}, chain {key[1]} is recorded already, or being drawn by another process")
         num_lines, offset = self._read.get(self._file_number, (0, 0))
-        append_line(self.folder / self.file_name(), self._opened(), line)
+        append_line(self.folder / self.file_name(), self._file, line)
         self._add(record, self._file_number, num_lines)
         self._read[self._file_number] = num_lines + 1, offset + len(line)
         self._claimed.discard(key)
@@ -231,15 +234,15 @@ class RunStore:
     def sync(self) -> None:
         """Forces the records onto the disk, so that they survive a failing machine, and then releases their locks."""
         with writing(self.folder / self.file_name()):
-            os.fsync(self._opened().fileno())
+            os.fsync(self._file.fileno())
         self._synced = time.monotonic()
         for key in self._unsynced:
-            self._locks.free(key)
+            self._locks.free(task_byte(key))
         self._unsynced = []
 
     def is_described(self) -> bool:
         """Whether a process has described the run in `run.json`."""
-        return read_regular(self.folder / "run.json") is not None
+        return read_regular(self.folder / RUN) is not None
 
     def write_config(self, text: str) -> None:
         with self.mutex():
@@ -248,39 +251,28 @@ class RunStore:
 
     def write_session(self, identity: dict, session: dict) -> None:
         """Adds an entry for this start of the run to `run.json`."""
-        path = self.folder / "run.json"
         with self.mutex():
-            sessions = described(path).sessions if self.is_described() else []
+            sessions = described(self.folder / RUN).sessions if self.is_described() else []
             self._session = len(sessions)
-            write_atomically(path, json.dumps({"identity": identity, "sessions": [*sessions, session]}, indent=1) + "\n")
+            self._write_json(RUN, {"identity": identity, "sessions": [*sessions, session]})
 
     def add_to_session(self, values: dict) -> None:
         """Adds values to the entry of this start in `run.json`."""
-        path = self.folder / "run.json"
         with self.mutex():
-            identity, sessions = described(path)
+            identity, sessions = described(self.folder / RUN)
             sessions[self._session].update(values)
-            write_atomically(path, json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n")
+            self._write_json(RUN, {"identity": identity, "sessions": sessions})
 
     def write_summary(self, summary: dict) -> None:
         with self.mutex():
-            write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+            self._write_json("summary.json", summary)
 
-    @contextmanager
-    def mutex(self) -> Iterator[None]:
+    def _write_json(self, name: str, value: dict) -> None:
+        write_atomically(self.folder / name, json.dumps(value, indent=1) + "\n")
+
+    def mutex(self) -> AbstractContextManager[None]:
         """A lock to hold while a file is replaced. Meanwhile no other process replaces a file or removes a temporary one."""
-        try:
-            self._locks.take_mutex()
-            yield
-        finally:
-            self._locks.free_mutex()
-
-    def remove_if_alone(self, pattern: str) -> None:
-        """Removes the files that match, unless another process has the folder open."""
-        with self.mutex():
-            if self._locks.is_alone():
-                for path in self.folder.glob(pattern):
-                    path.unlink(missing_ok=True)
+        return self._locks.held(MUTEX)
 
 
 _SHOWN = 3
@@ -318,15 +310,8 @@ class Attempts:
         return (f"begun and never finished: {named}{more}; if one of them kills its process, hardware.num_slots=1 shows "
                 "which, and dataset.ids leaves it out")
 
-    def begin(self, key: SampleKey) -> None:
-        """Writes that a claimed task is begun."""
-        self._write(key, True)
-
-    def give_up(self, key: SampleKey) -> None:
-        """Writes that a begun task was given up gracefully."""
-        self._write(key, False)
-
-    def _write(self, key: SampleKey, begun: bool) -> None:
+    def note(self, key: SampleKey, begun: bool) -> None:
+        """Writes that a claimed task is begun, or that a begun one was given up gracefully."""
         path = self._store.folder / self._store.file_name("attempts")
         self._file = self._file or open_to_extend(path)
         append_line(path, self._file, to_line(Attempt(problem=key[0], chain=key[1], begun=begun)))
@@ -339,4 +324,6 @@ class Attempts:
         if self._file is not None:
             self._file.close()
         if complete or not any(self.unfinished().values()):
-            self._store.remove_if_alone("attempts*.jsonl")
+            with self._store.mutex():
+                for path in self._store.folder.glob("attempts*.jsonl") if self._store.is_alone() else ():
+                    path.unlink(missing_ok=True)

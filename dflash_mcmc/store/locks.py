@@ -70,7 +70,7 @@ class Locks:
                 be stopped or hang. Raises RunBusy after it.
         """
         started, pause, shown = time.monotonic(), _LEAST_PAUSE, False
-        while not self._take(first, length):
+        while not self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, first, length):
             waited = time.monotonic() - started
             if not wait:
                 return False
@@ -86,59 +86,44 @@ class Locks:
             pause = min(2.0 * pause, _MOST_PAUSE)
         return True
 
-    def _take(self, first: int, length: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise self._refused("lock", error) from error
-        return True
-
     def free(self, first: int, length: int = 1) -> None:
         """Releases bytes, whether or not they are locked. Raises UserError."""
+        if length:  # for fcntl a length of 0 means all bytes that follow
+            self._lock(fcntl.LOCK_UN, first, length)
+
+    @contextmanager
+    def held(self, first: int) -> Iterator[None]:
+        """Waits for a byte, and holds it."""
         try:
-            if length:  # for fcntl a length of 0 means all bytes that follow
-                fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
+            self.take(first, wait=True)
+            yield
+        finally:
+            self.free(first)
+
+    def _lock(self, operation: int, first: int, length: int) -> bool:
+        """Locks or unlocks bytes. False if another process has locked any of them. Raises UserError."""
+        try:
+            fcntl.lockf(self._file, operation, length, first)
         except OSError as error:
-            raise self._refused("unlock", error) from error
-
-    def _refused(self, what: str, error: OSError) -> UserError:
-        return UserError(f"paths.outputs: cannot {what} {self._path}: {error.strerror}; allowed: a file system with POSIX "
-                         "record locks, such as a local one, NFS 4, or Lustre mounted with flock")
-
-    def number(self, most: int) -> int:
-        """The number in the file; 0 in a new file. After a lock is taken, it comes from the file server and not from a cache.
-
-        Zeros that a power loss has left are a new file. Raises UserError if the content is no number up to `most`.
-        """
-        content = os.pread(self._file, _DIGITS + 1, 0).rstrip(b"\0")
-        if content and (not content.isdigit() or len(content) > _DIGITS or int(content) > most):
-            raise UserError(f"{self._path}: given {content!r}; allowed: a number up to {most}; delete the file while no "
-                            "process draws the run")
-        return int(content or 0)
-
-    def set_number(self, number: int) -> None:
-        """Replaces the number in one write, so no reader sees a part of it. All writers must hold the same lock.
-
-        Raises UserError.
-        """
-        with writing(self._path):
-            os.pwrite(self._file, b"%0*d" % (_DIGITS, number), 0)
-            os.fsync(self._file)
+            if error.errno in (errno.EACCES, errno.EAGAIN) and operation != fcntl.LOCK_UN:
+                return False
+            what = "unlock" if operation == fcntl.LOCK_UN else "lock"
+            raise UserError(f"paths.outputs: cannot {what} {self._path}: {error.strerror}; allowed: a file system with POSIX "
+                            "record locks, such as a local one, NFS 4, or Lustre mounted with flock") from error
+        return True
 
 
 _MOST_TRIES = 100
 """Number of tries to make a folder. Some file systems report "does not exist" for a folder that can never be made."""
-_MUTEX, _LEAD, _SUMMARY, _WRITERS = 0, 1, 2, 3
+MUTEX, SUMMARY, _LEAD, _WRITERS = 0, 2, 1, 3
 _TASKS = _WRITERS + NUM_FILES
-"""First bytes of the locked ranges. They are for changes of the folder, for the tracker, for files that are written from all
-records, for record files by number, and for tasks by hash."""
+"""First bytes of the locked ranges. They are for changes of the folder, for files that are written from all records, for the
+tracker, for record files by number, and for tasks by hash."""
 _LOOK_SECONDS = 0.1
 
 
-class FolderLocks:
-    """The locks of a run folder. The constructor takes the mutex. The caller then calls `enter` and `free_mutex`.
+class FolderLocks(Locks):
+    """The locks of a run folder. The constructor makes the folder and takes `MUTEX`, which the caller frees after `enter`.
 
     Raises UserError if the folder cannot be made or its file system has no locks, RunBusy if this process has it open.
     """
@@ -146,79 +131,76 @@ class FolderLocks:
     def __init__(self, folder: Path):
         self.made = [each for each in (folder, *folder.parents) if not each.exists()]
         """The folders that were not there, the innermost first."""
-        self._folder, self._locks = folder, _locks_of(folder)
-        self._number, self._leads = 0, False
-
-    def close(self) -> None:
-        """Releases all locks."""
-        self._locks.close()
+        self._number, self._leads, tries = 0, False, 0
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                super().__init__(folder / "lock")
+            except OSError as error:
+                tries += 1
+                if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:  # another process has just removed the folder
+                    continue
+                raise UserError(f"paths.outputs: cannot write to {folder}: {error.strerror}") from error
+            try:
+                self.take(MUTEX, wait=True)
+            except BaseException:
+                self.close()
+                raise
+            # Another process can have removed the folder before the lock was taken: nobody else would see these locks.
+            if self.exists():
+                return
+            self.close()
 
     def enter(self) -> int:
         """Takes the number of a file of records that no other process writes to. Raises RunBusy."""
-        free_number = next((file_number for file_number in range(NUM_FILES) if self._locks.take(_WRITERS + file_number)), None)
-        if free_number is None:
-            raise RunBusy(f"{self._folder}: {NUM_FILES} processes draw this run already")
-        self._number = free_number
-        return free_number
-
-    def take_mutex(self) -> None:
-        """Waits until no other process changes the folder."""
-        self._locks.take(_MUTEX, wait=True)
-
-    def free_mutex(self) -> None:
-        """Lets other processes change the folder."""
-        self._locks.free(_MUTEX)
+        for file_number in range(NUM_FILES):
+            if self.take(_WRITERS + file_number):
+                self._number = file_number
+                return file_number
+        raise RunBusy(f"{self._path.parent}: {NUM_FILES} processes draw this run already")
 
     def exclude_all(self) -> bool:
         """Keeps all processes from entering. Returns False if one has entered."""
-        return self._locks.take(_WRITERS, NUM_FILES)
+        return self.take(_WRITERS, NUM_FILES)
 
     def is_alone(self) -> bool:
-        """Whether no other process has entered. The mutex must be held, so that no process enters meanwhile."""
+        """Whether no other process has entered. `MUTEX` must be held, so that no process enters meanwhile."""
         alone = self.exclude_all()
         if alone:  # the call has locked the numbers of all processes
-            self._locks.free(_WRITERS, self._number)
-            self._locks.free(_WRITERS + self._number + 1, NUM_FILES - self._number - 1)
+            self.free(_WRITERS, self._number)
+            self.free(_WRITERS + self._number + 1, NUM_FILES - self._number - 1)
         return alone
 
     def lead(self, seconds: float) -> bool:
         """Whether this process logs to the tracker. It takes the role if it is or becomes free within `seconds`."""
         until = time.monotonic() + seconds
         while not self._leads:
-            self._leads = self._locks.take(_LEAD)
+            self._leads = self.take(_LEAD)
             if self._leads or time.monotonic() >= until:
                 break
             time.sleep(_LOOK_SECONDS)
         return self._leads
 
-    @contextmanager
-    def summary(self) -> Iterator[None]:
-        """A lock to hold while files are written from all records."""
-        try:
-            self._locks.take(_SUMMARY, wait=True)
-            yield
-        finally:
-            self._locks.free(_SUMMARY)
-
-    def take(self, key: SampleKey) -> bool:
-        """Locks a task. Returns False if another process has locked it."""
-        return self._locks.take(_byte(key))
-
-    def free(self, key: SampleKey) -> None:
-        """Releases a task."""
-        self._locks.free(_byte(key))
-
     def num_files(self) -> int:
-        """The number of files of records, as `raise_num_files` has written it."""
-        return self._locks.number(NUM_FILES)
+        """The number of files of records; 0 in a new file, and one of zeros that a power loss has left.
+
+        After a lock is taken, it comes from the file server and not from a cache. Raises UserError for any other content.
+        """
+        content = os.pread(self._file, _DIGITS + 1, 0).rstrip(b"\0")
+        if content and (not content.isdigit() or len(content) > _DIGITS or int(content) > NUM_FILES):
+            raise UserError(f"{self._path}: given {content!r}; allowed: a number up to {NUM_FILES}; delete the file while no "
+                            "process draws the run")
+        return int(content or 0)
 
     def raise_num_files(self, count: int) -> None:
-        """Raises the number of files to `count`. The mutex must be held. The number never decreases.
+        """Raises the number of files to `count`. `MUTEX` must be held. The number never decreases. Raises UserError.
 
         The number shows other processes which files exist. A network file system may list a new file late.
         """
         if count > self.num_files():
-            self._locks.set_number(count)
+            with writing(self._path):
+                os.pwrite(self._file, b"%0*d" % (_DIGITS, count), 0)  # in one write, so no reader sees a part of it
+                os.fsync(self._file)
 
 
 @contextmanager
@@ -230,30 +212,7 @@ def closed(folder: Path) -> Iterator[None]:
         yield
 
 
-def _locks_of(folder: Path) -> Locks:
-    """Makes the folder, opens its locks and takes the mutex."""
-    tries = 0
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            locks = Locks(folder / "lock")
-        except OSError as error:
-            tries += 1
-            if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:  # another process has just removed the folder
-                continue
-            raise UserError(f"paths.outputs: cannot write to {folder}: {error.strerror}") from error
-        try:
-            locks.take(_MUTEX, wait=True)
-        except BaseException:
-            locks.close()
-            raise
-        # Another process can have removed the folder before the lock was taken: nobody else would see these locks.
-        if locks.exists():
-            return locks
-        locks.close()
-
-
-def _byte(key: SampleKey) -> int:
+def task_byte(key: SampleKey) -> int:
     """The byte that locks a task. It is a hash of 62 bits, so processes need no common numbering of the tasks."""
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
     return _TASKS + (int.from_bytes(digest) >> 2)

@@ -14,32 +14,28 @@ from typing import TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.registry import components
-from dflash_mcmc.store.described import RUN, described, hash_of, json_object
+from dflash_mcmc.store.described import RUN, hash_of, json_object, object_if_readable
 from dflash_mcmc.store.files import each_line, is_there, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
 from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros, to_line, whole_lines
 
 
-def schema_of(folder: Path) -> Schema:
-    """The schema of a run's records by its `run.json`: of samples, or of the units of its probe.
+def schema_of(folder: Path, given: Schema | None = None) -> Schema:
+    """The schema of a run's records by its `run.json`: of samples, or of the units of its probe, with the run's hash.
 
     Without a readable `run.json`, or where its probe is not installed, only the key of a record is checked.
+
+    Args:
+        given: a schema that is known.
     """
-    try:
-        identity = json.loads((read_regular(folder / "run.json") or b"").decode())["identity"]
-        if "probe" not in identity:
-            return sample_schema()
-        return unit_schema(components("probe")[identity["probe"]].cls.record_type)
-    except (UserError, ValueError, LookupError, TypeError, RecursionError):  # what needs the file reports what is wrong
-        return unit_schema()
-
-
-def _run_of(folder: Path) -> str | None:
-    """The hash of a run's identity by its `run.json`; None without a readable one."""
-    try:
-        return hash_of(described(folder / RUN).identity)
-    except (UserError, ValueError, RecursionError):  # what needs the file reports what is wrong
-        return None
+    identity = object_if_readable(folder / RUN).get("identity")  # what needs the file reports what is wrong with it
+    if not isinstance(identity, dict):
+        identity = {}
+    if given is None:
+        probe = str(identity["probe"]) if "probe" in identity else ""
+        registered = components("probe").get(probe) if probe else None
+        given = sample_schema() if identity and not probe else unit_schema(registered.cls.record_type if registered else None)
+    return given.of_run(hash_of(identity) if identity else None)
 
 
 def read_records(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> list[Record]:
@@ -61,48 +57,40 @@ def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | 
 def each_of_file(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
-    of_run = (schema or schema_of(folder)).of_run(_run_of(folder))
-    for path in _files(folder, damage):
-        for line_number, record in records_of(path, _lines(path, damage), 0, of_run, damage):
-            position, key = f"{path}: line {line_number + 1}", key_of(record)
-            if key not in places:
-                places[key] = position
-                yield path, cast(Record, record)
-            elif damage is None:
-                note_repeated(key, position, places[key])
-            else:
-                damage.append(f"{position} repeats problem {key[0]}, chain {key[1]}")
-
-
-def recorded_keys(folder: Path, schema: Schema | None = None) -> set[SampleKey]:
-    """The keys of a run's records, without its locks. Raises UserError for a damaged file or line."""
-    return {key_of(record) for record in each_record(folder, schema)}
-
-
-def _files(folder: Path, damage: list[str] | None) -> Iterable[Path]:
+    of_run = schema_of(folder, schema)
     try:
-        return record_files(folder).values()
+        files = record_files(folder)
     except UserError as error:
-        if damage is None:
-            raise
-        damage.append(str(error))
-        return record_files(folder, others=True).values()
+        _note_damage(error, damage)
+        files = record_files(folder, others=True)
+    for path in files.values():
+        try:
+            for line_number, record in records_of(path, _lines(path), 0, of_run, damage):
+                position, key = f"{path}: line {line_number + 1}", key_of(record)
+                if key not in places:
+                    places[key] = position
+                    yield path, cast(Record, record)
+                elif damage is None:
+                    note_repeated(key, position, places[key])
+                else:
+                    damage.append(f"{position} repeats problem {key[0]}, chain {key[1]}")
+        except UserError as error:
+            _note_damage(error, damage)
 
 
-def _lines(path: Path, damage: list[str] | None) -> Iterator[bytes]:
+def _note_damage(error: UserError, damage: list[str] | None) -> None:
+    if damage is None:
+        raise error
+    damage.append(str(error))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
     """Yields the complete lines of a file, and prints a line if zeros follow them."""
     length = 0
-    try:
-        for line in each_line(path):
-            yield line
-            length += len(line) + 1
-        rest = read_regular(path, length) or b""
-    except UserError as error:
-        if damage is None:
-            raise
-        damage.append(str(error))
-        return
-    if has_zeros(rest):
+    for line in each_line(path):
+        yield line
+        length += len(line) + 1
+    if has_zeros(read_regular(path, length) or b""):
         note(f"{path}: ends in blocks of zeros, as after a power loss; the next start of the run removes them")
 
 
@@ -167,32 +155,31 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     for file_number, path in record_files(folder).items():
         if moved[path]:
             _tell_trackers(folder / TRACKED, file_number, moved[path])
-    for path, lines in moved.items():
-        if lines:
+    for path, taken in moved.items():
+        if taken:
             to = folder / DAMAGED
             every = whole_lines(read_regular(path) or b"")
             with writing(to), open_to_extend(to) as file:
-                file.write(b"".join(every[index] + b"\n" for index in lines))
+                file.write(b"".join(every[index] + b"\n" for index in sorted(taken)))
                 os.fsync(file.fileno())
-            taken = set(lines)
             write_atomically(path, b"".join(line + b"\n" for index, line in enumerate(every) if index not in taken))
-            print(f"{path}: {len(lines)} damaged line{'s' * (len(lines) > 1)} moved to {DAMAGED} "
-                  f"(line {', '.join(str(index + 1) for index in lines[:10])}{', ...' * (len(lines) > 10)}); what they "
-                  "recorded is done again", file=sys.stderr)
+            print(f"{path}: {len(taken)} damaged line{'s' * (len(taken) > 1)} moved to {DAMAGED} "
+                  f"(line {', '.join(str(index + 1) for index in sorted(taken)[:10])}{', ...' * (len(taken) > 10)}); what "
+                  "they recorded is done again", file=sys.stderr)
 
 
-def _damaged(path: Path, schema: Schema) -> list[int]:
+def _damaged(path: Path, schema: Schema) -> set[int]:
     """The numbers, from 0, of the damaged lines of a file."""
-    line_numbers = []
+    line_numbers = set()
     for line_number, line in enumerate(whole_lines(read_regular(path) or b"")):
         try:
             schema.read(line)
         except Damaged:
-            line_numbers.append(line_number)
+            line_numbers.add(line_number)
     return line_numbers
 
 
-def _tell_trackers(path: Path, file_number: int, line_numbers: list[int]) -> None:
+def _tell_trackers(path: Path, file_number: int, line_numbers: Iterable[int]) -> None:
     """Lowers the numbers of lines that trackers have received by those that are moved. The new records are then logged."""
     try:
         tracked = json_object(path) if is_there(path) else {}

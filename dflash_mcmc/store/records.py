@@ -14,7 +14,6 @@ from typing import Annotated, Any, NotRequired, TypedDict, final
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG, VERDICTS
-from dflash_mcmc.store.files import remove_empty
 from dflash_mcmc.store.schema import Count, Finite, OneOf, Range, Schema, Whole
 from dflash_mcmc.types import Trajectory
 
@@ -224,16 +223,3 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
                             f"from 1 to {NUM_FILES - 1}; rename it or move it away")
         files[number] = path
     return dict(sorted(files.items()))
-
-
-def remove(folder: Path, made: Iterable[Path] = ()) -> None:
-    """Removes the folder of a run that was refused before anything was recorded, and those that were made for it."""
-    # The lock goes last, and the caller holds the mutex: a process that opens the folder meanwhile waits, and makes it anew.
-    for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
-        path.unlink(missing_ok=True)
-    remove_empty(dict.fromkeys([folder, folder.parent, *made]))
-
-
-def is_empty(folder: Path) -> bool:
-    """Whether the folder has neither a record nor an attempt. An attempt without a record can be a death."""
-    return not any(path.lstat().st_size for path in (*record_files(folder).values(), *folder.glob("attempts*.jsonl")))

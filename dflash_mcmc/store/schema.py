@@ -328,15 +328,11 @@ class Schema:
 def _sentence(value: object, errors: list[ErrorDetails]) -> str:
     """The first error. pydantic has one for each type that a value may have."""
     path, first = _place(value, errors[0]), errors[0]
-    allowed = dict.fromkeys(_allowed(each) for each in errors if _place(value, each) == path)
+    words = {"missing": "a value", "extra_forbidden": IS_PLAIN}
+    allowed = dict.fromkeys(words.get(each["type"], each["msg"].removeprefix("Input should be "))
+                            for each in errors if _place(value, each) == path)
     given = "nothing" if first["type"] == "missing" else first.get("ctx", {}).get("given") or shown(first["input"])
     return f"{path or 'line'}: given {given}; allowed: {' or '.join(allowed)}"
-
-
-def _allowed(error: ErrorDetails) -> str:
-    """The allowed values in words."""
-    words = {"missing": "a value", "extra_forbidden": IS_PLAIN}
-    return words.get(error["type"], error["msg"].removeprefix("Input should be "))
 
 
 def _place(value: Any, error: ErrorDetails) -> str:

@@ -33,7 +33,6 @@ from dflash_mcmc.config.schema import Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner.plan import CheckedJob
 from dflash_mcmc.types import RunResult
 from tests.refusals import command_is_refused
 
@@ -352,7 +351,7 @@ def test_a_field_of_a_swept_group_need_not_be_there_without_it(executed):
 
 def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path, monkeypatch):
     """A job that fails after the checks of all jobs, which would refuse this one."""
-    monkeypatch.setattr("dflash_mcmc.runner.plan.check", lambda jobs, **_: (None, (CheckedJob(),) * len(jobs)))
+    monkeypatch.setattr("dflash_mcmc.runner.plan.check", lambda jobs, **_: (None, jobs))
     arguments = ("-m", "experiment=demo", "sampler=greedy", "dataset.ids=[arith-001]", "dataset.max_new_tokens=9999,64")
     assert ended(*arguments) == 2
     output = capsys.readouterr()

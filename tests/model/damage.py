@@ -10,12 +10,13 @@ import json
 import os
 import random  # noqa: TID251  (the places of damage do not belong to an experiment)
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.config.schema import PACKAGE
+from tests.store.probe_records import at_steps, fields_of
 
 ASSETS = PACKAGE / "assets"
 TARGET, DRAFTS = "tiny", ("tiny_draft", "tiny_dspark", "tiny_dflash2")
@@ -87,20 +88,10 @@ def _json_files(checkpoint: str) -> list[str]:
     return sorted(file.name for file in (ASSETS / checkpoint).glob("*.json") if file.name != "tokenizer.json")
 
 
-def _places(value: Any, steps: tuple = ()) -> Iterator[tuple]:
-    """The steps to each field, and to the first value of each list."""
-    inner = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
-    for step, each in inner:
-        yield (*steps, step)
-        yield from _places(each, (*steps, step))
-
-
 def _put(file: str, steps: tuple, value: Any, folder: Path) -> None:
     """Puts a value into a field of a JSON file; `...` takes the field out."""
     content = json.loads((folder / file).read_text())
-    at = content
-    for step in steps[:-1]:
-        at = at[step]
+    at = at_steps(content, steps[:-1])
     if value is ...:
         del at[steps[-1]]
     else:
@@ -112,7 +103,7 @@ def _values(checkpoint: str, chosen: random.Random) -> list[Damage]:
     """Each field of each JSON file without its value, and with some other values."""
     found = []
     for file in _json_files(checkpoint):
-        for steps in _places(json.loads((ASSETS / checkpoint / file).read_text())):
+        for steps, _ in fields_of(json.loads((ASSETS / checkpoint / file).read_text())):
             if "training" not in steps:
                 for value in (..., *chosen.sample(_OTHERS, 8)):
                     shown = "absent" if value is ... else repr(value)[:30]
@@ -215,7 +206,7 @@ def _templates(chosen: random.Random) -> list[Damage]:
 
 def _tokenizers(chosen: random.Random) -> list[Damage]:
     """Other values at random places of tokenizer.json."""
-    places = list(_places(json.loads((ASSETS / TARGET / "tokenizer.json").read_text())))
+    places = [steps for steps, _ in fields_of(json.loads((ASSETS / TARGET / "tokenizer.json").read_text()))]
     return [Damage(f"tokenizer.json {'.'.join(map(str, steps))[:60]} = {'absent' if value is ... else repr(value)[:30]}",
                    TARGET, partial(_put, "tokenizer.json", steps, value))
             for steps in chosen.sample(places, min(60, len(places))) for value in chosen.sample((..., *_OTHERS), 2)]

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.config import command
-from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.config.schema import to_config
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty

@@ -18,7 +18,7 @@ from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable
 from dflash_mcmc.report.table import overall
-from dflash_mcmc.runner import tasks_of
+from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.schema import to_line

@@ -137,7 +137,7 @@ def died(config, *units):
     with RunStore.open(run_folder(config, identity_hash(config))) as store:
         attempts = Attempts(store)
         for unit in units:
-            attempts.begin(unit)
+            attempts.note(unit, begun=True)
 
 
 def test_a_unit_that_was_in_progress_at_two_deaths_is_named(lengths, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tests.store.damage import OTHERS
@@ -54,16 +54,16 @@ class Way(NamedTuple):
 
 def ways(record: dict[str, Any], others: tuple = OTHERS) -> list[Way]:
     """Each field at each depth with each other value and without it, and each list without its last value."""
-    return [Way(path, name, changed, noticed) for steps, old in _fields(record)
+    return [Way(path, name, changed, noticed) for steps, old in fields_of(record)
             for path in [_shown(steps)] for name, changed, noticed in _changed(record, steps, old, others)]
 
 
-def _fields(value: Any, steps: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+def fields_of(value: Any, steps: tuple = ()) -> Iterator[tuple[tuple, Any]]:
     """The steps to each field and to the first value of each list, and what is there."""
     inner = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
     for step, each in inner:
         yield (*steps, step), each
-        yield from _fields(each, (*steps, step))
+        yield from fields_of(each, (*steps, step))
 
 
 def _changed(record: dict, steps: tuple, old: Any, others: tuple) -> Iterator[tuple[str, dict, bool | None]]:
@@ -75,7 +75,7 @@ def _changed(record: dict, steps: tuple, old: Any, others: tuple) -> Iterator[tu
             yield f"= {other!r:.12}", _with(record, outer, last, other), not good and _is_other(old, other, last)
     if isinstance(last, str):
         changed = _with(record, outer, last, None)
-        del _at(changed, outer)[last]
+        del at_steps(changed, outer)[last]
         yield "absent", changed, None if " " in last or {last, ".".join(map(str, steps[-2:]))} & OPTIONAL else True
     if isinstance(old, list) and old:
         yield "shorter", _with(record, outer, last, old[:-1]), None
@@ -94,11 +94,11 @@ def _is_other(old: Any, other: Any, last: str | int) -> bool | None:
 
 def _with(record: dict, outer: list, last: str | int, value: Any) -> dict:
     changed = json.loads(json.dumps(record))  # no two fields share an object
-    _at(changed, outer)[last] = value
+    at_steps(changed, outer)[last] = value
     return changed
 
 
-def _at(value: Any, steps: list) -> Any:
+def at_steps(value: Any, steps: Sequence) -> Any:
     for step in steps:
         value = value[step]
     return value

@@ -64,7 +64,7 @@ def die(tmp_path):
         with RunStore.open(tmp_path) as store:
             attempts = Attempts(store)
             for key in keys:
-                attempts.begin(key)
+                attempts.note(key, begun=True)
 
     return begin
 
@@ -91,7 +91,7 @@ def test_what_is_given_up_is_no_death(tmp_path, die):
     for _ in range(5):
         die(KEY)
         with RunStore.open(tmp_path) as store:
-            Attempts(store).give_up(KEY)
+            Attempts(store).note(KEY, begun=False)
     assert suspects(tmp_path, KEY) is None
 
 

@@ -85,7 +85,7 @@ def opened(folder: Path) -> list[dict]:
     """The records as a run reads them; the attempts are read too, and one is written."""
     with RunStore.open(folder, schema=sample_schema()) as store:
         attempts = Attempts(store)
-        attempts.begin(("new", 0))
+        attempts.note(("new", 0), begun=True)
         attempts.close(complete=False)
         if store.is_described():
             store.write_config('{"name": "demo"}')
@@ -314,7 +314,7 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
     monkeypatch.setattr(locks, "_MOST_SECONDS", 0.01)
     held = locks.Locks(tmp_path / "lock")
     try:
-        monkeypatch.setattr(held, "_take", lambda first, length: False)
+        monkeypatch.setattr(held, "_lock", lambda operation, first, length: False)
         with pytest.raises(UserError, match=r"another process has been changing files of this folder .*; continue or end"):
             held.take(0, wait=True)
         assert not held.take(0)

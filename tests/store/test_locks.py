@@ -15,7 +15,7 @@ import torch
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks
-from dflash_mcmc.store.locks import FolderLocks
+from dflash_mcmc.store.locks import MUTEX, FolderLocks
 
 
 def test_threads_are_shared_where_no_affinity_is_known(monkeypatch):
@@ -41,4 +41,4 @@ def test_a_lock_that_cannot_be_released_is_one_line(tmp_path, monkeypatch):
     with closing(FolderLocks(tmp_path)) as locks:
         monkeypatch.setattr(fcntl, "lockf", gone)
         with pytest.raises(UserError, match=r"^paths\.outputs: cannot unlock .*: No locks available; allowed: "):
-            locks.free_mutex()
+            locks.free(MUTEX)

@@ -17,7 +17,6 @@ from string import ascii_letters
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
-from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Message, Problem
 
@@ -103,7 +102,8 @@ class Conversation(NamedTuple):
         if turns[0]["role"] == "system":
             before.append(turns.pop(0)["content"])
         if len(turns) == 1:
-            return _GAP.join([*before, *(_joined(*example) for example in self.examples), turns[0]["content"]])
+            shown = (prompt + ("" if prompt[-1:].isspace() else " ") + answer for prompt, answer in self.examples)
+            return _GAP.join([*before, *shown, turns[0]["content"]])
         return _GAP.join(f"{turn['role']}: {turn['content']}" for turn in self.messages())
 
     def with_template(self, tokenizer: Any, enable_thinking: bool, date: str = DATE) -> str:
@@ -112,7 +112,11 @@ class Conversation(NamedTuple):
         Names of special tokens in messages stay text: see `PromptText`.
         """
         messages, tools = self.messages(), list(self.tools) or None
-        specials = _specials_in(tokenizer, [messages, tools])
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        names = {*(token.content for token in added.values() if token.special), *getattr(tokenizer, "all_special_tokens", ())}
+        given = json.dumps([messages, tools], ensure_ascii=False, default=str)
+        specials = sorted((name for name in names if name and json.dumps(name, ensure_ascii=False)[1:-1] in given),
+                          key=len, reverse=True)
         templated = partial(_templated, tokenizer, enable_thinking=enable_thinking, date=date)
         text = _with_plain_names(templated, messages, tools, specials) if specials else templated(messages, tools)
         if tools and not specials and text == templated(messages, None):
@@ -144,7 +148,11 @@ def turns_of(value: object) -> tuple[Message, ...] | None:
     """The turns of a list of role and content, without parts that are None; None if there is no turn of the user."""
     turns = [{name: each for name, each in turn.items() if each is not None} if isinstance(turn, dict) else {}
              for turn in (value if isinstance(value, list) else [])]
-    if not (all(map(_is_turn, turns)) and any(turn["role"] == "user" for turn in turns) and _is_json(turns)):
+    for turn in turns:
+        text = turn.get("content", "" if turn.get("tool_calls") else None)
+        if not (turn.get("role") in ROLES and isinstance(text, str)):
+            return None
+    if not (any(turn["role"] == "user" for turn in turns) and _is_json(turns)):
         return None
     return tuple(turns)  # type: ignore[arg-type]
 
@@ -174,11 +182,6 @@ def last_question(messages: tuple[Message, ...]) -> str:
     return next(turn.get("content", "") for turn in reversed(messages) if turn["role"] == "user")
 
 
-def _is_turn(turn: dict[str, Any]) -> bool:
-    text = turn.get("content", "" if turn.get("tool_calls") else None)
-    return turn.get("role") in ROLES and isinstance(text, str)
-
-
 def _is_json(value: object) -> bool:
     """Whether a value can be written as JSON in UTF-8. A tokenizer accepts no lone surrogates."""
     try:
@@ -186,14 +189,6 @@ def _is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _specials_in(tokenizer: Any, value: object) -> list[str]:
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    names = {token.content for token in added.values() if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    there = [name for name in names if name and json.dumps(name, ensure_ascii=False)[1:-1] in text]
-    return sorted(there, key=len, reverse=True)
 
 
 def _with_plain_names(templated: Callable[..., str], messages: list[Message], tools: list[dict[str, Any]] | None,
@@ -221,10 +216,6 @@ def _with_plain_names(templated: Callable[..., str], messages: list[Message], to
         texts.append(name)
         length += len(name)
     return PromptText.of("".join(texts), plain)
-
-
-def _joined(prompt: str, answer: str) -> str:
-    return prompt + ("" if prompt[-1:].isspace() else " ") + answer
 
 
 def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool,
@@ -309,33 +300,26 @@ class Prompting(NamedTuple):
         """
         if self.system is not None and problem.messages and problem.messages[0]["role"] == "system":
             raise ConfigError("dataset.system", self.system, f"null, since problem {problem.id} has a system turn of its own")
-        others = list(islice((other for other in self.examples if not _same(other, problem)), self.num_examples))
+        own = problem.question, problem.messages
+        others = list(islice((other for other in self.examples if (other.question, other.messages) != own), self.num_examples))
         if len(others) < self.num_examples:
             raise ConfigError("dataset.fewshot", self.num_examples, f"at most {len(others)}, the other problems with an "
                               f"answer that can be shown (problem {problem.id} is not an example of itself)")
-        shown = tuple((self._text(other.question), shown_answer(other)) for other in others)
+        shown = []
+        for other in others:  # with its worked solution, or its gold answer
+            answer = other.answer if other.solution is None else other.solution
+            if not answer.strip() or other.messages:
+                raise UserError(f"dataset.fewshot: problem {other.id} cannot be an example, since it has "
+                                f"{'several turns' if other.messages else 'no answer'}; allowed: 0, or examples of questions "
+                                "with answers, dataset.fewshot_path=FILE")
+            shown.append((self._text(other.question), answer))
         turns: tuple[Message, ...] = problem.messages or ({"role": "user", "content": problem.question},)
         last = max(index for index, turn in enumerate(turns) if turn["role"] == "user")
         question_turn: Message = {**turns[last], "content": self._text(turns[last].get("content", ""))}
-        return Conversation((*turns[:last], question_turn, *turns[last + 1:]), problem.tools, shown, self.system)
+        return Conversation((*turns[:last], question_turn, *turns[last + 1:]), problem.tools, tuple(shown), self.system)
 
     def _text(self, question: str) -> str:
         return self.template.replace(QUESTION, question)
-
-
-def shuffled(problems: Sequence[Problem], seed: int) -> tuple[Problem, ...]:
-    """The problems in an order that depends on the seed and their number only."""
-    return tuple(Stream(Key(seed).fold_in("fewshot")).shuffle(list(problems)))
-
-
-def shown_answer(problem: Problem) -> str:
-    """The answer of a few-shot example: its worked solution, or its gold answer. Raises UserError if it has neither."""
-    answer = problem.answer if problem.solution is None else problem.solution
-    if not answer.strip() or problem.messages:
-        raise UserError(f"dataset.fewshot: problem {problem.id} cannot be an example, since it has "
-                        f"{'several turns' if problem.messages else 'no answer'}; allowed: 0, or examples of questions with "
-                        "answers, dataset.fewshot_path=FILE")
-    return answer
 
 
 def template_of(prompt: str, file: str | None) -> str:
@@ -350,7 +334,3 @@ def template_of(prompt: str, file: str | None) -> str:
     if QUESTION not in text:
         raise ConfigError("dataset.prompt_file", file, f"a file with {QUESTION} in its text")
     return text.removesuffix("\n")
-
-
-def _same(one: Problem, other: Problem) -> bool:
-    return (one.question, one.messages) == (other.question, other.messages)

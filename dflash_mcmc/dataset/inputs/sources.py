@@ -305,18 +305,18 @@ class NamedFields(FromFile):
         messages = () if self.messages_field is None else messages_of(row[self.messages_field], where)
         tools = () if self.tools_field is None else tools_of(row[self.tools_field], where)
         second = None if self.second_template is None else _rendered("second_template", self.second_template, row, where)
-        return Problem(name, self._question(row, where) if not messages else last_question(messages), self._answer(row, where),
-                       level, subject, solution, messages, tools, second)
-
-    def _question(self, row: dict, where: str) -> Any:
-        if self.question_template is None:
-            return row[self.question_field]
-        return _rendered("question_template", self.question_template, row, where)
-
-    def _answer(self, row: dict, where: str) -> Any:
+        if messages:
+            question = last_question(messages)
+        elif self.question_template is not None:
+            question = _rendered("question_template", self.question_template, row, where)
+        else:
+            question = row[self.question_field]
         if self.answer_template is not None:
-            return _rendered("answer_template", self.answer_template, row, where)
-        return "" if self.answer_field is None else _written(row[self.answer_field], decimal=True)
+            answer = _rendered("answer_template", self.answer_template, row, where)
+        else:
+            answer = "" if self.answer_field is None else _written(row[self.answer_field], decimal=True)
+        return Problem(name, question, answer, level, subject, solution, messages, tools, second)
+
 
 
 @cache
