@@ -380,3 +380,27 @@ def test_the_server_page_has_a_question_that_the_model_answers():
 def test_pages_name_no_release_that_there_is_not():
     for page in PAGES:
         assert not re.search(r"pip install '?dflash[-_]mcmc", page.read_text()), page
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 200
+
+
+def test_the_two_commands_of_the_readme_come_first_and_ci_runs_them():
+    assert pages.commands(README)[:2] == ["make demo", "make test"]
+    ci = (ROOT / ".ci/run").read_text().splitlines()
+    assert all(command in ci for command in ("make demo", "make test"))
+
+
+def test_the_python_of_the_readme_has_ten_lines_or_fewer():
+    (block,) = pages.blocks(README, "python")
+    assert len([line for line in block.splitlines() if line]) <= 10
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "launchers/README.md"])
+def test_links_lead_to_files(name):
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    assert links or name != "README.md"
+    for link in links:
+        assert link.startswith("https://") or (page.parent / link).exists(), link

@@ -23,6 +23,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft
 from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_refine import DraftRefine
+from tests.cases import quick
 from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -108,10 +109,7 @@ def run(model, sampler, decoder=None, blend="none", slots=8, order=None, uses_dr
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
 
-QUICK = ("greedy", "truncated", "power_mh_early", "csmc")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
+@pytest.mark.parametrize("name", quick(SAMPLERS, "greedy", "truncated", "power_mh_early", "csmc"))
 def test_match_is_plain(qwen3, name):
     found = run(qwen3, name, match(0.8))
     all_same(found, run_batched(qwen3, SAMPLERS[name], BLENDS["none"]))
@@ -132,7 +130,7 @@ DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": Draft
            "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "draft")) for name in DRAWING])
+@pytest.mark.parametrize("name", quick(DRAWING, "draft"))
 def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
     """log q of every answer, and the same answers in few slots.
 

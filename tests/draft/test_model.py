@@ -180,10 +180,7 @@ def plain(qwen3):
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
-QUICK = ("greedy", "truncated", "power_mh_early", "csmc")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
+@pytest.mark.parametrize("name", quick(SAMPLERS, "greedy", "truncated", "power_mh_early", "csmc"))
 def test_match_is_plain(qwen3, plain, name):
     for draft, decoder in ((other(), match()), (qwen3, match(0.8))):
         found = run(qwen3, draft, name, decoder)
@@ -247,8 +244,7 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
            "refine": DraftRefine(num_blocks=3, num_steps=2), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixture", "refine")))
-                                  for name in DRAWING])
+@pytest.mark.parametrize("name", quick(DRAWING, "draft", "smc"))
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
     """log p and log q of every answer, and the same answers in few slots."""
     draft, sampler = other(), DRAWING[name]

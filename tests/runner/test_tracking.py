@@ -282,13 +282,11 @@ def test_the_files_of_a_run_have_no_secret(make_config, tmp_path, monkeypatch, c
     assert found_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("options", [
-    pytest.param(["tracker=jsonl"], id="jsonl", marks=pytest.mark.slow),
-    pytest.param(["tracker=wandb"], id="wandb", marks=pytest.mark.slow),
-    pytest.param(["tracker=jsonl", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
-                  "grader.api_key_env=DFLASH_TEST_JUDGE_KEY"], id="judge", marks=pytest.mark.slow),
-    pytest.param(["tracker=jsonl", "-m", "seed=0,1"], id="sweep", marks=pytest.mark.slow),
-])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["tracker=jsonl"], ["tracker=wandb"], ["tracker=jsonl", "-m", "seed=0,1"], [
+    "tracker=jsonl", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
+    "grader.api_key_env=DFLASH_TEST_JUDGE_KEY"]],
+    ids=["jsonl", "wandb", "sweep", "judge"])
 def test_nothing_that_is_written_has_a_secret(tmp_path, options):
     done = run(tmp_path, "dflash_mcmc", "sampler=greedy", "dataset.limit=1", "dataset.max_new_tokens=8", *options)
     printed = done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The configuration of a draft's training: every mistake is an error of one line before a model is loaded."""
+"""The configuration of a draft's training: every mistake is an error of one line before a model is loaded. And the command."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_mistakes_are_errors_of_one_line(overrides, message):
 def test_any_target_needs_a_path_and_prompts():
     with refused("prompts.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
-    with refused("draft: given 'none'; allowed: 'tiny', 'smollm2', 'qwen2_5_coder_0_5b', 'dflash'"):
-        compose("none", [])
+    with refused("draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'smollm2', 'qwen2_5_coder_0_5b', 'dflash'"):
+        compose("tny", [])
 
 
 def test_published_recipe(tmp_path):
@@ -204,3 +204,30 @@ def test_the_numbers_of_a_step_are_those_of_its_blocks():
     for step in range(9):
         blocks, numbers = batches(step), batches.indices(step)
         assert [answers[number].length for number in numbers] == blocks.lengths.tolist()
+
+
+SMALL = ("steps=2", "batch_size=4", "evaluate_every=2", "num_threads=1")
+DRAFT = (*SMALL, "prompts.num=8", "prompts.held_out=2", "responses.max_new_tokens=12", "shape.num_layers=1", "anchors=2")
+
+
+@pytest.mark.slow
+def test_trains_the_embedded_target(command):
+    done = command("tests.train.embedded", *SMALL, "problems_per_level=1", "warmup_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "model written to outputs/train/tiny-" in done.stdout
+
+
+def test_trains_a_draft(command):
+    done = command("dflash_mcmc.train", "draft=tiny", *DRAFT)
+    assert done.returncode == 0, done.stderr
+    assert "draft written to outputs/train/draft-" in done.stdout
+    assert "tokens for each forward of the target" in done.stdout + done.stderr
+
+
+def test_help_lists_the_fields(command, tmp_path):
+    done = command("dflash_mcmc.train", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python -m dflash_mcmc.train draft=tiny" in done.stdout
+    assert "responses.max_new_tokens" in done.stdout
+    assert "whole number >= 2; default 2048: maximal length of a response in tokens" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,7 @@ from dflash_mcmc.sampler.power_smc import PowerSMC
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.reference import ReferenceEngine
 from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
@@ -139,21 +140,13 @@ def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
         same(batched[tag].result, reference.run(chain))
 
 
-def with_one_of_them(name: str, blend: str) -> list:
-    """Marks a pair as slow, unless the blend is `layer` with one sampler of a kind, or the sampler is `power_mh`."""
-    is_quick = name == "power_mh" or (blend == "layer" and name in ("greedy", "truncated", "csmc", "replica_exchange", "isir",
-                                                                    "power_mh_early", "power_mh_entropy"))
-    return [] if is_quick else [pytest.mark.slow]
-
-
-@pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))
-                                             for blend in BLENDS for name in SAMPLERS])
+@pytest.mark.parametrize(("name", "blend"), quick(itertools.product(SAMPLERS, BLENDS), "power_mh", *itertools.product(
+    ("greedy", "truncated", "csmc", "replica_exchange", "isir", "power_mh_early", "power_mh_entropy"), ["layer"])))
 def test_batched_is_reference(plain, reference, name, blend):
     same_as_reference(plain(name, blend), SAMPLERS[name], reference(blend))
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("qwen2", "llama")))
-                                    for name in FAMILIES])
+@pytest.mark.parametrize("family", quick(FAMILIES, "qwen3", "gpt2"))
 def test_every_family(family):
     model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
     reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
@@ -200,8 +193,7 @@ ROUNDED = {"attention": dict(attention="sdpa")}
 
 
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
-@pytest.mark.parametrize("name", ["power_mh_early", *(pytest.param(name, marks=pytest.mark.slow)
-                                                      for name in ("power_mh", "power_mh_published"))])
+@pytest.mark.parametrize("name", quick(["power_mh_early", "power_mh", "power_mh_published"], "power_mh_early"))
 def test_switches_change_nothing(qwen3, plain, name, options):
     """Tokens and log-probabilities are equal to the last bit if a switch changes no arithmetic."""
     exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
@@ -358,9 +350,8 @@ LAWS = [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repe
         SamplingParams(0.0, repetition_penalty=3.0), SamplingParams(0.9, frequency_penalty=0.7, presence_penalty=-0.5)]
 
 
-@pytest.mark.parametrize(("source", "law"), [
-    *(("blended", law) for law in LAWS), ("base", LAWS[0]),
-    *(pytest.param("base", law, marks=pytest.mark.slow) for law in LAWS[1:])])
+@pytest.mark.parametrize(("source", "law"), quick(
+    itertools.product(("blended", "base"), LAWS), "blended", ("base", LAWS[0])))
 def test_score_is_reference_and_is_what_draw_says(qwen3, reference, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
     given = np.arange(10, 40)

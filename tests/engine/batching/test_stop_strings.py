@@ -24,6 +24,7 @@ from dflash_mcmc.ops import Draw, SamplingParams, stopping
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.types import Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, TOLERANCE, chains, same
 from tests.engine.speculative.test_speculator import drafter, match, reject
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
@@ -234,10 +235,7 @@ def agree(found, sampler, reference):
     return reasons
 
 
-QUICK = ("power_mh_early",)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
+@pytest.mark.parametrize("name", quick(SAMPLERS, "power_mh_early"))
 def test_batched_is_reference(parts, reference, name):
     assert "string" in agree(run(parts, SAMPLERS[name]), SAMPLERS[name], reference)
 
@@ -251,11 +249,9 @@ def plain(parts):
     return functools.cache(lambda name: run(parts, SAMPLERS[name]))
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("temperature", {"slots": 3, "steps_between_checks": 3}),
-    pytest.param("isir", {"slots": 3, "steps_between_checks": 3}, marks=pytest.mark.slow),
-    *(pytest.param(name, options, marks=pytest.mark.slow) for name in ("power_mh", "lookahead") for options in SWITCHES)],
-    ids=str)
+@pytest.mark.parametrize(("name", "options"), quick([
+    *itertools.product(("temperature", "isir"), [{"slots": 3, "steps_between_checks": 3}]),
+    *itertools.product(("power_mh", "lookahead"), SWITCHES)], "temperature"), ids=str)
 def test_slots_and_switches_change_nothing(parts, plain, name, options):
     """With stops that end some draws between two checks, and in rows that share forwards."""
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
@@ -264,11 +260,9 @@ def test_slots_and_switches_change_nothing(parts, plain, name, options):
         same(other[tag], result, tolerance)
 
 
-@pytest.mark.parametrize(("name", "decoder", "draft"), [
-    ("temperature", match(), "dflash"), ("greedy", reject(verification="block"), "self"),
-    *(pytest.param(name, decoder, draft, marks=pytest.mark.slow) for draft in ("dflash", "self", "ngram")
-      for name, decoder in (("temperature", match()), ("power_mh_early", match()), ("greedy", reject()),
-                            ("greedy", reject(verification="block"))))])
+@pytest.mark.parametrize(("draft", "name", "decoder"), quick([
+    (draft, *way) for draft in ("self", "dflash", "ngram") for way in (("temperature", match()), ("greedy", reject()), (
+        "power_mh_early", match()), ("greedy", reject(verification="block")))], "self"))
 def test_drafted_tokens_after_a_stop_are_dropped(parts, plain, name, decoder, draft):
     speculative = run(parts, SAMPLERS[name], decoder=decoder, draft=draft)
     for tag, result in plain(name).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same, same_as_reference
 from tests.engine.speculative.test_speculator import drafter
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
@@ -49,12 +51,10 @@ def tokens_of(done):
     return done.result.trajectory.tokens.tolist()
 
 
-@pytest.mark.parametrize(("name", "draft"), [
-    *((name, "dflash") for name in ("greedy", "truncated", "power_mh_early")),
-    *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
-    *(pytest.param(name, "dflash", marks=pytest.mark.slow) for name in ("power_mh", "power_mh_matched")),
-    *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
-      for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
+@pytest.mark.parametrize(("name", "draft"), quick(
+    itertools.product(("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early"),
+                      ("dflash", "dflash_short", "dflash_sliding")),
+    "truncated", ("greedy", "dflash"), ("power_mh_early", "dflash")))
 def test_draft_blend_is_reference(qwen3, reference, name, draft):
     same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference(draft=draft))
 

@@ -11,6 +11,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, STOPS, TOLERANCE, chains, same
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import drafter, match, reject
@@ -36,10 +37,9 @@ def total(done, name):
     return sum(getattr(each.cost, name) for each in done.values())
 
 
-@pytest.mark.parametrize(("decoder", "blend", "slots", "options"), [
-    (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}),
-    pytest.param(match(), "none", 1, {}, marks=pytest.mark.slow),
-    pytest.param(match(), "layer", 8, {"read_ahead": 1}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("decoder", "blend", "slots", "options"), quick([
+    (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}), (match(), "none", 1, {}),
+    (match(), "layer", 8, {"read_ahead": 1})], (match(0.8), "layer_final", 3, {"steps_between_checks": 2})))
 def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, options):
     plain = run(qwen3, chains(MIXTURE), None, blend)
     decoded = run(qwen3, chains(MIXTURE), decoder, blend, slots, **options)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from dflash_mcmc.ops import SamplingParams
+from tests.cases import quick
 from tests.engine.speculative.slotwise_drafts import KINDS, NetworkDraft, random_network, shape_of, small_table
 from tests.engine.speculative.test_speculator import match, reject
 from tests.speculation import speculative_error
@@ -24,13 +27,8 @@ def error(rule: str, drafted: NetworkDraft) -> float:
     return speculative_error(RULES[rule].speculation(drafted), LAW, 2, small_table())
 
 
-def slow_but(quick: set[tuple[str, str]], kinds: tuple[str, ...]) -> list:
-    """All pairs of kind and rule. Each takes about a second, so that all but the quick ones are slow tests."""
-    return [pytest.param(kind, rule, marks=[pytest.mark.slow] * ((kind, rule) not in quick))
-            for kind in kinds for rule in RULES]
-
-
-@pytest.mark.parametrize(("kind", "rule"), slow_but(
-    {("vanilla", "block"), ("rnn", "token"), ("dflash2", "block"), ("dflash2", "match")}, (*KINDS, "independent")))
+@pytest.mark.parametrize(("kind", "rule"), quick(
+    itertools.product((*KINDS, "independent"), RULES),
+    ("vanilla", "block"), ("rnn", "token"), ("dflash2", "block"), ("dflash2", "match")))  # a second each
 def test_law_is_exact(kind, rule):
     assert error(rule, draft(kind)) <= 1e-12

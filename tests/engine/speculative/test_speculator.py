@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from dflash_mcmc.engine.speculative.steps import Speculator
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.cases import quick
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
 from tests.engine.speculative.slotwise_drafts import random_network, shape_of
 from tests.targets import queries_do_not_depend_on_the_others, random_model, rows_do_not_depend_on_the_batch
@@ -73,18 +75,10 @@ def run(model, sampler, blend, decoder, draft, slots=8, order=None, **options):
 DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dflash2", "self", "ngram")
 
 
-def is_slow(name: str, draft: str) -> bool:
-    """Whether a pair is a slow test: a variant of a draft or of Metropolis-Hastings that other pairs have."""
-    if draft == "dflash2":
-        return name != "power_mh_early"
-    if draft in ("dflash_short", "dflash_sliding", "dspark"):
-        return name != "truncated"
-    usual = ("truncated", "power_smc", "power_mh_early")
-    return name not in (*usual, "greedy", "csmc", "power_mh_published") if draft == "dflash" else name not in usual
-
-
-@pytest.mark.parametrize(("name", "draft"), [
-    pytest.param(name, draft, marks=[pytest.mark.slow] * is_slow(name, draft)) for name in SAMPLERS for draft in DRAFTS])
+@pytest.mark.parametrize(("name", "draft"), quick(
+    itertools.product(SAMPLERS, DRAFTS), *itertools.product(("greedy", "csmc", "power_mh_published"), ["dflash"]),
+    *itertools.product(("truncated", "power_smc", "power_mh_early"), ("dflash", "self", "ngram")),
+    ("power_mh_early", "dflash2"), *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding", "dspark"))))
 def test_match_is_plain(qwen3, plain, name, draft):
     speculative = run(qwen3, SAMPLERS[name], BLENDS["none"], match(), draft)
     for tag, done in plain(name, "none").items():
