@@ -52,7 +52,7 @@ def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
 
 
 @pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("value", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", quick([torch.nan, torch.inf, -torch.inf], torch.nan))
 def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe, value):
     spoilt(monkeypatch, DFlashDrafter, 10**9, value)
     summary, found = run(probe)

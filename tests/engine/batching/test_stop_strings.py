@@ -261,8 +261,9 @@ def test_slots_and_switches_change_nothing(parts, plain, name, options):
 
 
 @pytest.mark.parametrize(("draft", "name", "decoder"), quick([
-    (draft, *way) for draft in ("self", "dflash", "ngram") for way in (("temperature", match()), ("greedy", reject()), (
-        "power_mh_early", match()), ("greedy", reject(verification="block")))], "self"))
+    (draft, *way) for draft in ("dflash", "self", "ngram") for way in (("temperature", match()), ("power_mh_early", match()), (
+        "greedy", reject()), ("greedy", reject(verification="block")))],
+    ("dflash", "temperature", match()), ("self", "greedy", reject(verification="block"))))
 def test_drafted_tokens_after_a_stop_are_dropped(parts, plain, name, decoder, draft):
     speculative = run(parts, SAMPLERS[name], decoder=decoder, draft=draft)
     for tag, result in plain(name).items():
