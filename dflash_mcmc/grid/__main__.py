@@ -157,18 +157,19 @@ def main(arguments: list[str]) -> None:
     if fields and options.do != "resume":
         raise UserError(f"{options.do}: given {fields[0]}; allowed: names and folders of grids")
     grids = find([name for name in options.grid if name not in fields], options.outputs)
-    for grid in grids if options.do == "cancel" else ():
-        live = cluster.live([job.id for job in grid.jobs])
-        cluster.cancel(live)
-        print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
-    for grid in grids if options.do == "resume" else ():
-        submission.resume(grid, changed(grid.launcher, fields))
-    while options.do == "status":
-        print("\n\n".join(table(grid) for grid in grids), flush=True)
-        if options.every is None:
-            break
-        time.sleep(options.every)
-        print(flush=True)
+    if options.do == "cancel":
+        for grid in grids:
+            live = cluster.live([job.id for job in grid.jobs])
+            cluster.cancel(live)
+            print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
+    elif options.do == "resume":
+        for grid in grids:
+            submission.resume(grid, changed(grid.launcher, fields))
+    else:
+        print("\n\n".join(map(table, grids)), flush=True)
+        while options.every is not None:
+            time.sleep(options.every)
+            print("\n" + "\n\n".join(map(table, grids)), flush=True)
 
 
 def _fields() -> str:

@@ -325,5 +325,6 @@ class Attempts:
             self._file.close()
         if complete or not any(self.unfinished().values()):
             with self._store.mutex():
-                for path in self._store.folder.glob("attempts*.jsonl") if self._store.is_alone() else ():
-                    path.unlink(missing_ok=True)
+                if self._store.is_alone():
+                    for path in self._store.folder.glob("attempts*.jsonl"):
+                        path.unlink(missing_ok=True)

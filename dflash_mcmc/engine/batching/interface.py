@@ -53,7 +53,7 @@ class Options(NamedTuple):
     skip_identical: bool = True
     """Take the tokens that a draw shares with `Draw.along` without a forward of the model."""
     attention: str = "auto"
-    """One of `attention.CHOICES`."""
+    """As `hardware.attention`."""
     cuda_graphs: bool = True
     """Replay decode steps as CUDA graphs, where there is a GPU."""
     steps_between_checks: int | None = None

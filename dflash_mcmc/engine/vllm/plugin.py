@@ -84,7 +84,7 @@ class DrawingProcessor(LogitsProcessor):
             self._rows.update(batch_update.removed, batch_update.added, batch_update.moved)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `BatchRows.apply`."""
+        """See `RequestRows.apply`."""
         return self._rows.apply(logits)
 
 
