@@ -6,9 +6,8 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.command import check_command, options_of, single_job
 from dflash_mcmc.config.identity import configuration_of, node_of
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.model.hf import HFModel
     from dflash_mcmc.report.parts import Section
     from dflash_mcmc.verify.audit import Audit
     from dflash_mcmc.verify.drawn import DrawnText
@@ -49,12 +47,9 @@ the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
   --against OTHER   how often, where and by how much the texts part from a run folder or a file that should have the same
-  --distance N      total variation a token between the law of this package's engine in model.dtype and that of float32,
-                    from N places of the texts
   --concurrency N,N for a server: the same texts at each number of requests at once, such as 1,8,64, with clients that leave;
                     law, seeds and log p by number
   --bits            for --concurrency: the server promises the same text for a seed at every number
-  --width TOKENS    for --distance: tokens that a step of the engine reads, k + 1 with blocks of k; default 1
 """
 
 
@@ -76,17 +71,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--distance", type=int)
-    parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--concurrency")
     parser.add_argument("--bits", action="store_true")
     given, overrides = options_of(parser, arguments)
     if not 0.0 < given.level < 1.0:
         raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
-    for name in ("distance", "width"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise UserError(f"--{name}: given {getattr(given, name)}; allowed: a whole number >= 1")
     is_server = given.target.startswith(("http://", "https://"))
     path = Path(given.target)
     if not is_server and not path.exists():
@@ -97,10 +87,9 @@ def main(arguments: list[str]) -> None:
     if is_server and law.function is not None:
         raise UserError("sampler.function: given with a server, which cannot be asked for it; allowed: with a file of "
                         "texts, or a run that was drawn so")
-    if (given.concurrency or given.bits) and (not is_server or not given.concurrency or given.distance or given.against):
+    if (given.concurrency or given.bits) and (not is_server or not given.concurrency or given.against):
         raise UserError(f"--{'concurrency' if given.concurrency else 'bits'}: given without a server"
-                        f"{' and --concurrency' * (not given.concurrency)}, or with --distance or --against; allowed: for a "
-                        "server")
+                        f"{' and --concurrency' * (not given.concurrency)}, or with --against; allowed: for a server")
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
     server = given.target.rstrip("/") if is_server else None
@@ -118,8 +107,6 @@ def main(arguments: list[str]) -> None:
 
 def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[Section]]:
     note("reading the model")
-    import torch
-
     from dflash_mcmc.process import bars
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
@@ -163,15 +150,6 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     with bars.Bar(len(texts), "text", "auditing") as bar:
         audited = audit(model, counted(bar), law, given.level, config.blend)._replace(
             left_out=left_out, defaults=_defaults(config, read))
-    if given.distance is not None:
-        from dflash_mcmc.verify.distance import distances
-
-        note("reading the model in float32")
-        exact = replace(cast("HFModel", config.model), dtype="float32")
-        reference = model if model.dtype == torch.float32 else exact.load(config.hardware.resolve())
-        measured = distances(model, reference, texts, read, given.distance, given.width, given.level, config.seed,
-                             config.blend)
-        more.append(report.of_distances(measured, given.level))
     return audited, more
 
 

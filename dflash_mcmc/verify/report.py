@@ -19,8 +19,6 @@ from dflash_mcmc.verify.behaviour import Finding
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.verify.distance import Distance
-
 
 def verdict(found: Audit) -> str:
     """The verdict in a sentence."""
@@ -92,18 +90,6 @@ def notes(found: Audit) -> list[str]:
         mean, most = found.log_p_error
         said.append(f"Stated and recomputed log p differ by {mean:.2g} nats a token on average, and by at most {most:.2g}.")
     return said
-
-
-def of_distances(measured: Sequence[Distance], level: float) -> Section:
-    """The section on distances between the law of an engine and the stated one."""
-    columns = {"laws": "between", "total variation a token": lambda row: f"{row['tv']['value']:.2g}",
-               "interval": lambda row: f"{row['tv']['low']:.2g} to {row['tv']['high']:.2g}",
-               "an answer, at most": ("answer", ".2g"), "largest": ("largest", ".2g"), "log p, nats": ("nats", ".2g")}
-    rows = [{**each._asdict(), "tv": each.tv._asdict()} for each in measured]
-    said = ("Rounding alone moves the law by so much. It is no fault. The interval covers the mean over all "
-            f"{measured[0].tokens:,} tokens with probability {100 * (1 - level):g} %, from {measured[0].places:,} places.")
-    table = ReportTable("distance", "The law that the engine draws from, and another one", columns, rows)
-    return Section("distance", "The distance of rounding", [said], [table])
 
 
 def of_findings(found: Sequence[Finding]) -> Section:

@@ -82,6 +82,6 @@ def test_a_promise_of_bits_and_wrong_commands(checkpoint, tmp_path, capsys, monk
     for wrong, says in ((["--concurrency", "8,1"], "--concurrency: given 8,1; allowed: rising numbers"),
                         (["--concurrency", "1,9"], "up to 8, the texts"), (["--concurrency", "x"], "--concurrency: given x"),
                         (["--bits"], "--bits: given without a server and --concurrency"),
-                        (["--concurrency", "1", "--distance", "2"], "--concurrency: given without a server, or with")):
+                        (["--concurrency", "1", "--against", "x"], "--concurrency: given without a server, or with")):
         code, _, err = told([*common, *wrong], capsys)
         assert (code, says in err, len(err.strip().splitlines()[-1:])) == (2, True, 1), err

@@ -583,39 +583,3 @@ def test_a_loaded_model_in_training_mode_is_audited_without_dropout(warm):
 def test_a_line_of_another_law_says_what_states_it(given, row, says, tiny):
     with pytest.raises(UserError, match=re.escape(says)):
         drawn._of_row({"prompt_ids": [1], "ids": [2], **row}, "x", tiny, program._stated(["model=tiny", given]).sampler.law())
-
-
-@pytest.mark.slow
-def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_config, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    result = runs.execute(make_config("experiment=faults", "draft=tiny", "dataset.limit=2", "model.dtype=bfloat16",
-                                      "dataset.max_new_tokens=12", "decoder.fault=null"))
-    code, out, _ = told([str(result.folder), "--distance", "10000", "--width", "5", "--level", "0.05"], capsys)
-    assert code == 0
-    found = json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())
-    of_reference, of_width = found["distance"]
-    assert of_reference["between"] == "5 tokens a step, bfloat16, against float32"
-    assert 1e-4 < of_reference["tv"]["value"] < 0.05
-    assert of_reference["tv"]["low"] == of_reference["tv"]["high"], "all places were read"
-    assert of_reference["places"] == of_reference["tokens"] == found["tokens"]
-    assert of_width["between"] == "5 tokens a step against 1, bfloat16"
-    assert of_width["tv"]["value"] < 1e-6, "steps of the engine round alike at every width on a CPU"
-    assert "Rounding alone moves the law by so much" in out
-    page = (tmp_path / "verify" / result.folder.name / "report.html").read_text()
-    assert "The distance of rounding" in page
-    for option in ("--distance", "--width"):
-        assert told([str(result.folder), option, "0"], capsys)[2].startswith(f"error: {option}: given 0; allowed: a whole")
-
-
-def test_a_model_in_float32_is_its_own_reference(make_config, capsys, monkeypatch, tmp_path):
-    """It is not loaded twice. What is left between steps and long pieces is the rounding of float32."""
-    monkeypatch.chdir(tmp_path)
-    result = runs.execute(make_config("experiment=faults", "draft=tiny", "dataset.limit=1", "dataset.max_new_tokens=4",
-                                      "decoder.fault=null"))
-    loaded, load = [], type(dm.component("model", "tiny")).load
-    monkeypatch.setattr(type(dm.component("model", "tiny")), "load", lambda *given: loaded.append(given) or load(*given))
-    assert told([str(result.folder), "--distance", "100"], capsys)[0] == 0
-    found = json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())
-    assert len(loaded) == 1
-    assert found["distance"][0]["between"] == "1 token a step, float32, against float32"
-    assert 0.0 <= found["distance"][0]["tv"]["value"] < 1e-5
