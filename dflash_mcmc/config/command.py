@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
@@ -45,6 +46,9 @@ _hydra_lock = threading.RLock()
 def prepare() -> None:
     """Registers schemas and resolvers with Hydra, which is initialised with them."""
     OmegaConf.register_new_resolver("dflash_assets", lambda: str(PACKAGE / "assets"), replace=True)
+    # Hydra copies the store with all schemas for each composition, a third of its time, and copies again what it takes out.
+    store = ConfigStore.instance()
+    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
     store_schemas()
     store_fields()
 
