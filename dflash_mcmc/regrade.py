@@ -231,13 +231,11 @@ def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
     parser = program.OneLineParser("python -m dflash_mcmc.regrade",
                             description="Grades recorded texts again and shows the changes.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "
-                        "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
-                        "are looked up; default: outputs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, or glob; and overrides "
+                        "of the grader: grader=math grader.timeout_seconds=8")
     options = parser.parse_args(arguments)
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
-    runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
+    runs = run_folders([text for text in options.runs if text not in overrides])
     pools: dict[int, GradingPool] = {}
     with ExitStack() as stack:
         for number, ((folder, named), config) in enumerate(zip(runs, _graders(runs, overrides), strict=True)):

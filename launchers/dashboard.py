@@ -356,7 +356,7 @@ def main(arguments: list[str]) -> None:
     if given.runs:
         from dflash_mcmc.report.build import build
 
-        built = build(given.runs, outputs=given.outputs)
+        built = build(given.runs)
         experiments = {run.experiment for study in built.studies for run in study.runs}
         if given.experiment is None and len(experiments) == 1:
             place = place._replace(experiment=experiments.pop())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model.files import Checkpoint, CheckpointSize, precision_name, size_of
+from dflash_mcmc.model.files import Checkpoint, precision_name
 from dflash_mcmc.registry import Component, name_of, options_with
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Draft(Component):
     has_model: ClassVar[bool] = False
     """Whether a causal language model drafts, token by token."""
 
-    def checkpoint_size(self) -> CheckpointSize:
-        """Parameters, hidden size and layers, as far as they are known without loading the draft. Raises UserError."""
-        return CheckpointSize(parameters=0)
+    def num_parameters(self) -> int | None:
+        """Stored parameters, without the target's; None if they are not known without loading the draft. Raises UserError."""
+        return 0
 
     @abstractmethod
     def load(self, target: LanguageModel) -> Drafter | None:
@@ -137,13 +137,8 @@ class CheckpointDraft(Draft):
         return DraftSize(self.block_tokens(shape),
                          CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
 
-    def checkpoint_size(self) -> CheckpointSize:
-        """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.
-
-        Raises UserError.
-        """
-        size, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
-        return size if folder is None else size._replace(reads_layers=tuple(self._shape(folder).target_layers))
+    def num_parameters(self) -> int | None:
+        return self._checkpoint().num_parameters()
 
     def reduces(self) -> bool:
         folder = self._checkpoint().config_folder()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.fields import identity
 from dflash_mcmc.model import ModelBeside
-from dflash_mcmc.model.files import CheckpointSize
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -42,6 +41,6 @@ class ModelDraft(ModelBeside, Draft):
         shape = self.shape_beside("cpu")
         return None if shape is None else DraftSize(self.num_drafted, shape.cache_shape, model=shape)
 
-    def checkpoint_size(self) -> CheckpointSize:
+    def num_parameters(self) -> int | None:
         with self.named():
-            return self.component().checkpoint_size()
+            return self.component().num_parameters()

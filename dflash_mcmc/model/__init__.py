@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model.files import CheckpointSize, Files
+from dflash_mcmc.model.files import Files
 from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import Component, components
 
@@ -58,9 +58,9 @@ class Model(Component):
         """The encoder of prompts before the model is loaded; None if its configuration is not here. Raises UserError."""
         return None
 
-    def checkpoint_size(self) -> CheckpointSize:
-        """Parameters, hidden size and layers, as far as they are known without loading the model. Raises ConfigError."""
-        return CheckpointSize()
+    def num_parameters(self) -> int | None:
+        """Stored parameters of the checkpoint; None if they are not known without loading it. Raises ConfigError."""
+        return None
 
     def rope_override(self) -> dict[str, Any] | None:
         """Parameters of the rotary embedding in place of the checkpoint's; None for the checkpoint's own."""

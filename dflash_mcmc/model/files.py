@@ -504,29 +504,6 @@ class Files(NamedTuple):
     """Precision of weights and activations; auto = the checkpoint's own."""
 
 
-class CheckpointSize(NamedTuple):
-    """The size of a target or a draft. A value is None if it is not known without loading the checkpoint."""
-
-    name: str | None = None
-    """The hub name, or the name of the folder."""
-    parameters: int | None = None
-    """Stored parameters; a head that shares the weights of the embedding counts once."""
-    hidden_size: int | None = None
-    num_layers: int | None = None
-    reads_layers: tuple[int, ...] = ()
-    """The target's layers that a draft reads."""
-
-
-def size_of(checkpoint: Checkpoint) -> CheckpointSize:
-    """The size of a checkpoint in a folder or in the cache of the hub. Raises ConfigError for a damaged config.json."""
-    config, folder = checkpoint.config(), checkpoint.config_folder()
-    if config is None or folder is None:
-        return CheckpointSize(checkpoint.path)
-    name = folder.resolve().name if checkpoint.folder.is_dir() else checkpoint.path
-    return CheckpointSize(name, checkpoint.num_parameters(), checkpoint.whole_number("hidden_size", "n_embd"),
-                          checkpoint.whole_number("num_hidden_layers", "n_layer"))
-
-
 def _pickled(folder: Path) -> list[tuple[str, str, bool]]:
     """Name and type of each tensor in files of PyTorch, and whether it is a float with 16 bits or more. No value is read.
 

@@ -18,12 +18,10 @@ from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import (
     Checkpoint,
-    CheckpointSize,
     DamagedError,
     Files,
     following_index,
     loading_quietly,
-    size_of,
     wrong_rotation,
 )
 from dflash_mcmc.process import http
@@ -79,8 +77,8 @@ class HFModel(Model):
         """Number of layers in config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
         return self._checkpoint().whole_number("num_hidden_layers", "n_layer")
 
-    def checkpoint_size(self) -> CheckpointSize:
-        return size_of(self._checkpoint())
+    def num_parameters(self) -> int | None:
+        return self._checkpoint().num_parameters()
 
     def fingerprint(self, weights: bool = True) -> str:
         """Hash of the checkpoint's content, or of its files besides the weights; see `Checkpoint.fingerprint`.

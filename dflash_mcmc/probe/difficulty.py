@@ -29,7 +29,6 @@ from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
 from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.report.figure import INK, RIGHT, WRONG, panels
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate, divided
 from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
@@ -37,7 +36,6 @@ from dflash_mcmc.types import Problem, Trajectory, UnitCost
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -124,34 +122,6 @@ class Difficulty(ProblemProbe):
         found = detected(records)
         return Summary(VALUES.row(found), {"outcomes": OUTCOMES.rows([found["answers"]]),
                                            "answers": ANSWERS.rows({**found, **each} for each in found["detectors"])}, {})
-
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """AUROC of all signals: the mean over tokens is filled, the maximum hollow. Without AUROCs a text says why."""
-        from matplotlib.lines import Line2D
-
-        (outcome,), rows = summary.tables["outcomes"], summary.tables["answers"]
-        made, (axes,) = panels((7.4, 4.8))
-        names = list(dict.fromkeys(row["signal"] for row in rows))
-        axes.set_title(f"{outcome['wrong']} wrong answers of {outcome['n']}")
-        if not 0 < outcome["wrong"] < outcome["n"]:
-            missing = "no answer" if not outcome["n"] else "all are right" if not outcome["wrong"] else "all are wrong"
-            axes.text(0.5, 0.5, f"{missing}, so there is no AUROC", transform=axes.transAxes, ha="center", va="center")
-            return {"fig_difficulty_auroc": made}
-        for row in rows:
-            colour, marker, _ = _LOOKS[row["kind"]]
-            height = names.index(row["signal"]) + {"mean": -0.17, "max": 0.17}.get(row["statistic"], 0.0)
-            if row["auroc_low"] is not None:
-                axes.plot([row["auroc_low"], row["auroc_high"]], [height, height], color=colour, linewidth=1.2)
-            axes.plot(row["auroc"], height, color=colour, marker=marker, markersize=5,
-                      markerfacecolor="white" if row["statistic"] == "max" else colour)
-        axes.axvline(0.5, color=INK, linewidth=0.8)
-        axes.set(xlabel="AUROC (0.5: no information)", ylim=(len(names) - 0.5, -0.5))
-        axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
-        keys = {text: (colour, marker, colour) for colour, marker, text in _LOOKS.values()}
-        keys |= {"mean over tokens": (INK, "o", INK), "maximum over tokens": (INK, "o", "white")}
-        made.legend(handles=[Line2D([], [], color=colour, marker=marker, linestyle="", markerfacecolor=face, label=text)
-                             for text, (colour, marker, face) in keys.items()], loc="outside upper left", ncols=3)
-        return {"fig_difficulty_auroc": made}
 
 
 def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
@@ -336,7 +306,3 @@ VALUES = Table("values", (
      lambda of: of["answers"].auroc(*(best and best["label"] for best in (of["draft"], of["baseline"])))),
 ))
 ALL = (VALUES, OUTCOMES, ANSWERS)
-
-
-_LOOKS = {DRAFT: (RIGHT, "o", "needs the draft"), TARGET: (WRONG, "s", "the target alone"), OTHER: ("#666666", "D", "neither")}
-"""Colour, marker and meaning of each kind of signal, distinct in greyscale too."""

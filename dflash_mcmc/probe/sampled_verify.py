@@ -1,8 +1,8 @@
 """Sample and match against plain sampling on a real pair: the measurements of the pull request that introduced it.
 
 The document is lucebox PR 374, "sampled-verify: speculative decoding with an active sampler". Here are how generations are
-drawn by each decoder, the prompt of the agent's workload, the tables of the workloads, measures of degeneration (how much a
-text repeats itself), and the figure of the comparison.
+drawn by each decoder, the prompt of the agent's workload, the tables of the workloads, and measures of degeneration: how much
+a text repeats itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Each, Observations, Probe, Summary, Table, Unit, Work
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import components, name_of, register
-from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, legend_below, panels
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.settings import Settings
@@ -41,8 +40,6 @@ from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
@@ -304,15 +301,6 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
     return len(tail) == _TAIL and any(tail[period:] == tail[:-period] for period in range(1, _TAIL // _TIMES + 1))
 
 
-_LEVEL = 1e-3
-"""A smaller p-value means that the decoder does not draw from the law of plain sampling."""
-_PANELS = {"tokens_per_forward": ("Tokens per target forward", ""),
-           "same_first_token": ("Same first token", "share of a problem's generations"),
-           "histogram_p": ("Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
-           "distinct_4": ("New 4-grams (long)", "share of 4-grams"),
-           "tool_call_share": ("Tool-call success", "share of answers")}
-
-
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
 _LONG_TEMPERATURE, _AGENT_TEMPERATURE = 0.7, 1.0
 """Temperatures of the long generations and of the agent's answers, as in the document."""
@@ -497,37 +485,6 @@ class SampledVerify(Probe):
                              "equal": sum(one == other for one, other in zip(plain, match, strict=True))})
         same = SAME.rows(same)
         return Summary(VALUES.row({"records": records, "tables": tables, "same": same}), {**tables, "same_key": same}, {})
-
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder.
-
-        Panels without values are left out.
-        """
-        if not set(summary.tables) - {"same_key"}:
-            return {}
-        rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in summary.tables.get(name, [])]
-        decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
-        series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
-        looks = [(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index in range(len(series))]
-        columns = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
-        drawn, places = panels((2.2 + 2.3 * len(columns), 1.5 + 0.38 * len(decoders)), 1, len(columns), sharey=True)
-        for axes, column in zip(places, columns, strict=True):
-            for number, (each, (colour, marker)) in enumerate(zip(series, looks, strict=True)):
-                own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
-                heights = [decoders.index(row["decoder"]) + 0.12 * (number - 0.5 * (len(series) - 1)) for row in own]
-                for row, y in zip(own, heights, strict=True):
-                    if row.get(f"{column}_low") is not None:
-                        axes.plot([row[f"{column}_low"], row[f"{column}_high"]], [y, y], color=OTHER, linewidth=1.2, zorder=1)
-                axes.plot([row[column] for row in own], heights, color=colour, marker=marker, markersize=5, linestyle="none",
-                          zorder=2, label=f"{each[0]}, T = {each[1]:g}")
-            axes.set(title=_PANELS[column][0], xlabel=_PANELS[column][1])
-            if column == "histogram_p":
-                axes.set_xscale("log")
-                axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
-        places[0].set_yticks(range(len(decoders)), decoders)
-        places[0].set_ylim(len(decoders) - 0.5, -0.5)
-        legend_below(drawn, len(series))
-        return {"fig_sampled_verify": drawn}
 
 
 def _has_temperature(sampler: type) -> bool:

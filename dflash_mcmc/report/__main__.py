@@ -14,15 +14,13 @@ def main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.report",
                             description="Writes a report of any set of runs from their records: report.html, report.md, "
                             "tables/*.csv, figures/*.png and figures/*.svg.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folder, experiment folder, glob, or W&B run id")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folder, experiment folder, or glob")
     parser.add_argument("--baseline", metavar="RUN",
                         help="run to compare all others with, by label, condition or identity; default: greedy")
     parser.add_argument("--pair", nargs=2, metavar=("A", "B"),
                         help="two runs to compare answer by answer; default: power sampling without and with the blend")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="folder to write to; default: `report` in the experiment folder")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
-                        help="folder that W&B run ids are looked up in; default: outputs")
     parser.add_argument("--alpha", nargs="+", type=float, default=(), metavar="ALPHA",
                         help="exponents of the power votes in the table of vote rules; default: vote.power.alpha of each run")
     parser.add_argument("--format", nargs="+", choices=("pdf", "latex"), default=(), metavar="FORMAT",
@@ -32,7 +30,7 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 
     built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
-                  outputs=options.outputs, alphas=options.alpha, formats=options.format)
+                  alphas=options.alpha, formats=options.format)
     print("\n\n".join([built.overall, *(line for part in built.parts for line in part.verdict)]))
     for warning in built.parts[0].warnings:
         tell(f"note: {warning}")

@@ -243,14 +243,14 @@ class Built(NamedTuple):
 
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
-          pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs"),
-          alphas: Sequence[float] = (), formats: Collection[str] = ()) -> Built:
+          pair: Sequence[str] | None = None, lenient: bool = False, alphas: Sequence[float] = (),
+          formats: Collection[str] = ()) -> Built:
     """Reads the runs and writes their report from their records. Removes an earlier report's files from the folder.
 
     If all runs are of probes, the report has the tables of the probes, from their summaries.
 
     Args:
-        runs: run folders, experiment folders, globs, or W&B run ids, which are looked up below `outputs`.
+        runs: run folders, experiment folders, or globs.
         out: folder to write to. None means `report` in the folder that contains all runs, usually their experiment's.
         baseline: see `study_of`.
         pair: see `study_of`.
@@ -260,7 +260,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
 
     Raises a one-line UserError.
     """
-    folders, studies = run_folders(runs, outputs), list[Study]()
+    folders, studies = run_folders(runs), list[Study]()
     _progress(f"reading {len(folders)} runs")
     of_probes = [entry.folder for entry in folders if "probe" in identity_if_readable(entry.folder)]
     probes = []  # those whose summary has tables, each a list of rows

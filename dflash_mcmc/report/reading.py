@@ -1,7 +1,6 @@
 """Finds the run folders of a report, and reads their runs; describes missing and corrupt data.
 
-Runs are named by run folders, experiment folders, globs, or W&B run ids. Published numbers and their sources are data files of
-the package: accuracies, and rows beside those of probes.
+Published numbers and their sources are data files of the package: accuracies, and rows beside those of probes.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
     return shown
 
 
-_TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")
-_ALLOWED = "a run folder, an experiment folder, a glob, or a W&B run id (<experiment>-<identity>)"
+_ALLOWED = "a run folder, an experiment folder, or a glob, such as 'outputs/*/*-0123456789ab' for an identity"
 
 
 class Found(NamedTuple):
@@ -107,15 +105,11 @@ class Found(NamedTuple):
     """Whether the argument names this folder itself, rather than a folder above it or a pattern."""
 
 
-def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")) -> list[Found]:
-    """The run folders that the arguments name, without duplicates.
+def run_folders(arguments: Sequence[str | Path]) -> list[Found]:
+    """The run folders that the arguments name, without duplicates: run folders, experiment folders, and globs.
 
-    They follow the order of the arguments; runs below one folder are ordered by start time.
-
-    Args:
-        outputs: folder of experiments in which W&B run ids are looked up. No network is used.
-
-    Raises a one-line UserError for an argument that matches no run.
+    They follow the order of the arguments; runs below one folder are ordered by start time. Raises a one-line UserError for an
+    argument that matches no run.
     """
     if not arguments:
         raise UserError(f"runs: given nothing; allowed: {_ALLOWED}")
@@ -127,10 +121,6 @@ def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")
             folders = [Path(match) for match in glob.glob(argument, recursive=True) if Path(match).is_dir()]
             found = [run._replace(named=False) for folder in folders for run in _below(folder)]
             nothing = f"{argument}: no run folder matches"
-        elif tracked := _TRACKED.fullmatch(argument):
-            pattern = f"{glob.escape(tracked['experiment']) if tracked['experiment'] else '*'}/*{tracked['identity']}"
-            found = [Found(folder, True) for folder in outputs.glob(pattern) if (folder / RUN).is_file()]
-            nothing = f"{argument}: no run with this identity below {outputs}/; it may be on the machine that ran it"
         else:
             raise UserError(f"runs: given {argument!r}, which is not a folder; allowed: {_ALLOWED}")
         if not found:

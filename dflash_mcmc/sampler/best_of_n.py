@@ -107,7 +107,7 @@ class BestOfN(Truncated, AtTemperature):
             answers.append(answer_of(candidates[-1].tokens) if _may_be_kept(candidates[-1]) else None)
             votes = Counter(answer for answer in answers if answer is not None).most_common(2)
             leader, second = ([number for _, number in votes] + [0, 0])[:2]
-            if rule.ends(np.array(leader), np.array(second)):
+            if rule.ends(leader, second):
                 break
         return candidates, answers.index(votes[0][0]) if votes else next(
             (index for index, path in enumerate(candidates) if _may_be_kept(path)), 0)

@@ -33,8 +33,8 @@ from dflash_mcmc.statistics.votes import (
     ProgramRule,
     VoteRule,
     Votes,
+    adaptive,
     check_log_q,
-    expected_adaptive,
     expected_likeliest,
     expected_majority,
     expected_weighted,
@@ -240,7 +240,7 @@ def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[
     """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over the ways to choose k of a problem's chains: for the majority vote the exact mean over all ways,
-    for a weighted one see `votes.expected_weighted`. An adaptive vote may end before the k-th chain.
+    for a weighted one see `votes.expected_weighted`. An adaptive vote takes the first k, and may end before the k-th.
 
     Args:
         rule: the rule of a weighted vote; None for the majority vote.
@@ -254,7 +254,7 @@ def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[
             return expected_majority(Votes.of(chains).counts(), tuple(sizes))
         if isinstance(rule, PowerVote):
             return [of.correct for of in expected_weighted(chains, rule, sizes)]
-        return [expected_adaptive(chains, rule, k).correct for k in sizes]
+        return [adaptive(chains, rule, k)[0] for k in sizes]
 
     of_problems = [expected(chains) for chains in problems]
     return [{"k": k, **mean_share([of[column] for of in of_problems]).columns("accuracy"), "n": len(problems),
@@ -276,7 +276,7 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chain
             or a `votes.ProgramRule`, which takes the first `chains` in their order.
         chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
             all ways to choose them; for a weighted vote see `votes.expected_weighted`. If it has fewer chains, it is left
-            out. For an adaptive vote it is the largest number, and `num_chains` the mean of those that were needed.
+            out. An adaptive vote takes the first ones, and `num_chains` is the number of those that it needed.
 
     Raises:
         UserError: for less than one chain, for records of programs that were not run on examples, and for a weighted vote if a
@@ -296,19 +296,17 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chain
 
 def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
     """The record of a problem for a vote of k of its chains."""
-    # The share of the ways to vote that draw each chain
-    shares: Sequence[float] = [1 if k == len(chains) else k / len(chains)] * len(chains)
     weighed, one_by_one = dict[str, float](), False
-    if isinstance(by, AdaptiveVote):
-        correct, shares = expected_adaptive(chains, by, k)
-        weighed, one_by_one = {"effective": sum(shares), "dominated": 0.0}, True
-    elif isinstance(by, PowerVote):
+    if isinstance(by, PowerVote):
         correct, weighed["effective"], weighed["dominated"] = expected_weighted(chains, by, [k])[0]
-    elif by in PROGRAM_RULES:
+    elif isinstance(by, AdaptiveVote) or by in PROGRAM_RULES:  # the first chains, until one or the vote is good enough
         draws = sorted(chains, key=lambda record: record["chain"])[:k]
-        record, used = program_chosen(draws, cast("ProgramRule", by))
-        correct, chains, shares = float(record["verdict"] == "correct"), draws[:used], [1] * used
-        weighed, one_by_one = {"effective": float(used), "dominated": 0.0}, used < len(draws)
+        if isinstance(by, AdaptiveVote):
+            (correct, used), one_by_one = adaptive(draws, by, k), True
+        else:
+            record, used = program_chosen(draws, cast("ProgramRule", by))
+            correct, one_by_one = float(record["verdict"] == "correct"), used < k
+        chains, k, weighed = draws[:used], used, {"effective": float(used), "dominated": 0.0}
     elif by == "log_p":
         correct = round(expected_likeliest(chains, k), 12)
     elif by == "majority":
@@ -316,8 +314,7 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
                    expected_majority(Votes.of(chains).counts(), (k,))[0])
     else:
         raise ValueError(f"by: given {by!r}; allowed: majority, log_p, a rule of weighted votes, {', '.join(PROGRAM_RULES)}")
-    number, alike = round(sum(shares), 9), shares.count(shares[0]) == len(shares)
-    num_chains = int(number) if float(number).is_integer() else number
+    share = 1 if k == len(chains) else k / len(chains)  # of the ways to choose k chains that have a certain one
     first, verdicts = chains[0], {record["verdict"] for record in chains}
     if verdicts <= {NO_ANSWER, *UNDRAWN}:
         verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
@@ -325,21 +322,20 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
         verdict = {0.0: "wrong", 1.0: "correct"}.get(correct, "expected")
     combined: Combined = {
         "problem": first["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
-        "verdict": verdict, "correct": correct, "gold": first.get("gold"), "log_p": None, "num_chains": num_chains,
+        "verdict": verdict, "correct": correct, "gold": first.get("gold"), "log_p": None, "num_chains": k,
         "law_error": max(record.get("law_error", 0.0) for record in chains), **weighed}  # type: ignore[typeddict-item]
     for name in _SUMMED:
         if any(name in record for record in chains):  # some fields are there only where they are not 0
-            values = [record.get(name, 0) for record in chains]  # whole numbers are summed before they are shared
-            combined[name] = sum(values) * shares[0] if alike else float(np.dot(values, shares))
+            combined[name] = sum(record.get(name, 0) for record in chains) * share
     if "token_forwards" in combined:  # each chain has its prompt, and chains of different draws share it
         read = sum(record["token_forwards"] for record in chains) - forwards_together(chains)
-        combined["token_forwards"] -= read if num_chains == len(chains) else read * (num_chains - 1) / (len(chains) - 1)
+        combined["token_forwards"] -= read if k == len(chains) else read * (k - 1) / (len(chains) - 1)
     if "seconds" in first and one_by_one:
-        combined["seconds"] = sum(record["seconds"] * share for record, share in zip(chains, shares, strict=True))
+        combined["seconds"] = sum(record["seconds"] for record in chains)
     elif "seconds" in first:  # the expected maximum of the chains, over all ways to choose them
-        seconds, size = sorted(record["seconds"] for record in chains), round(num_chains)
-        combined["seconds"] = sum(duration * math.comb(rank, size - 1) for rank, duration in enumerate(seconds)) / math.comb(
-            len(seconds), size)
+        seconds = sorted(record["seconds"] for record in chains)
+        combined["seconds"] = sum(duration * math.comb(rank, k - 1) for rank, duration in enumerate(seconds)) / math.comb(
+            len(seconds), k)
     return combined
 
 

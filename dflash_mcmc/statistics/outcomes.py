@@ -45,8 +45,8 @@ class Combined(TypedDict):
     gold: str | None
     log_p: None
     """A vote has no log probability."""
-    num_chains: float
-    """The mean number that was needed, for an adaptive vote."""
+    num_chains: int
+    """The number that was drawn, for an adaptive vote."""
     law_error: float
     """The largest value over the chains."""
     effective: NotRequired[float]

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -62,7 +62,7 @@ class PowerVote:
         return weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
 
 
-@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+@dataclass(slots=True, kw_only=True)
 class AdaptiveVote:
     """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
 
@@ -81,18 +81,13 @@ class AdaptiveVote:
         """As of `PowerVote`."""
         return f"adaptive vote (confidence {self.confidence:g})"
 
-    def ends(self, leader: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Whether a vote ends at these numbers of votes of the leading answer and of the second one."""
-        return _ended(self.confidence, int(np.max(leader, initial=0)))[leader, second]
+    def ends(self, leader: int, second: int) -> bool:
+        """Whether a vote ends at these numbers of votes of the leading answer and of the second one.
 
-
-@cache
-def _ended(confidence: float, most: int) -> np.ndarray:
-    """Whether a vote ends, bool (most + 1, most + 1), by the votes of the leading answer and of the second one."""
-    from scipy.stats import beta  # takes a second
-
-    leader, second = np.mgrid[: most + 1, : most + 1]
-    return beta.sf(0.5, leader + 1, second + 1) >= confidence
+        The posterior is the probability of more than `second` heads in leader + second + 1 tosses of a coin.
+        """
+        tosses = leader + second + 1
+        return sum(math.comb(tosses, heads) for heads in range(second + 1, tosses + 1)) >= self.confidence * 2**tosses
 
 
 def chances(scores: np.ndarray) -> np.ndarray:
@@ -293,7 +288,7 @@ def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[in
         *((record["log_p"], record["log_q"]) for record in chains), strict=True))
 
     def of(k: int) -> Weighed:
-        chosen = _choices(len(chains), k, ordered=False)  # (ways, k)
+        chosen = _choices(len(chains), k)  # (ways, k)
         weights = rule.weights(of_chain[chosen] >= 0, log_p[chosen], log_q[chosen])
         # The sum of weights of each answer, (ways, answers + 1); the last column has the chains that do not vote.
         shape = len(chosen), len(correct) + 1
@@ -308,62 +303,33 @@ def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[in
     return [of(k) for k in ks]
 
 
-class AdaptiveResult(NamedTuple):
-    """The expected result of an adaptive vote on one problem: means over the orders in which its chains are drawn."""
-
-    correct: float
-    """Probability that the returned answer is correct."""
-    used: tuple[float, ...]
-    """The share of the orders in which the vote draws each chain. Their sum is the expected number of chains."""
-
-
-def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> AdaptiveResult:
-    """The expected result of an adaptive vote that draws at most `most` chains.
-
-    The recorded chains are independent draws, so that every order of them is as likely. The result is the mean over all orders
-    of `most` of them if there are at most 1,000, else over 1,000 orders that are drawn with a fixed seed.
-    """
-    votes = Votes.of(chains)
-    by_size = sorted(range(len(votes.candidates)), key=lambda place: -votes.candidates[place].number)
-    sizes = tuple(votes.candidates[place].number for place in by_size)
-    returned, used = _adaptive(sizes, votes.silent, rule, most)
-    correct = sum(chance for place, chance in zip(by_size, returned, strict=True) if votes.candidates[place].correct)
-    order = np.argsort([(by_size.index(place) if place >= 0 else len(sizes)) for place in votes.of_chain], kind="stable")
-    of_chain = np.empty(len(chains))
-    of_chain[order] = used
-    return AdaptiveResult(round(correct, 12), tuple(of_chain.tolist()))
+@lru_cache(maxsize=128)
+def _choices(size: int, k: int) -> np.ndarray:
+    """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
+    if math.comb(size, k) <= _MOST_WAYS:
+        return np.array(list(itertools.combinations(range(size), k)), np.int64)
+    key = Key(0).fold_in("votes", size, k)
+    return np.argsort(key.uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size), axis=1)[:, :k]
 
 
-@lru_cache(maxsize=4096)
-def _adaptive(sizes: tuple[int, ...], silent: int, rule: AdaptiveVote, most: int) -> tuple[list[float], np.ndarray]:
-    """The probability that each answer is returned, and the share of the orders that draw each chain.
+def adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> tuple[float, int]:
+    """(probability that the answer is correct, chains that are drawn) of a vote that draws chains in their order.
 
-    Most problems of a run share their numbers of votes with others, so that they are computed once.
+    Tied answers are drawn uniformly, as in `chances`.
 
     Args:
-        sizes: votes of each answer, in descending order. The chains are in the order of their answers; silent ones are last.
+        most: the largest number of chains, at least 1.
     """
-    chains = sum(sizes) + silent
-    orders = _choices(chains, most, ordered=True)
-    answers = np.repeat(np.arange(len(sizes) + 1), [*sizes, silent])[orders]
-    counts = (answers[:, :, None] == np.arange(len(sizes))).cumsum(axis=1)  # (orders, chains drawn, answers)
-    leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
-    ended = rule.ends(leading[..., -1], leading[..., -2])
-    ended[:, -1] = True
-    last = ended.argmax(axis=1)
-    final = counts[np.arange(len(counts)), last].astype(np.float64)
-    drawn = orders[np.arange(orders.shape[1]) <= last[:, None]]
-    return chances(final).mean(axis=0).tolist(), np.bincount(drawn, minlength=chains) / len(orders)
-
-
-@lru_cache(maxsize=128)
-def _choices(size: int, k: int, ordered: bool) -> np.ndarray:
-    """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
-    number, every = (math.perm, itertools.permutations) if ordered else (math.comb, itertools.combinations)
-    if number(size, k) <= _MOST_WAYS:
-        return np.array(list(every(range(size), k)), np.int64)
-    key = Key(0).fold_in("orders" if ordered else "votes", size, k)
-    return np.argsort(key.uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size), axis=1)[:, :k]
+    votes = Votes.of(sorted(chains, key=lambda record: record["chain"])[:most])
+    counts, drawn = np.zeros(len(votes.candidates)), 0
+    while drawn < len(votes.of_chain):
+        if (place := votes.of_chain[drawn]) >= 0:
+            counts[place] += 1
+        drawn += 1
+        second, leader = sorted([0, 0, *map(int, counts)])[-2:]
+        if rule.ends(leader, second):
+            break
+    return float(chances(counts) @ [each.correct for each in votes.candidates]), drawn
 
 
 def check_log_q(records: Sequence[Record], what: str) -> None:

@@ -105,25 +105,6 @@ def test_records_equal_those_of_a_straightforward_loop(probe_config):
     assert sum(record["blocks"] for record in records.values()) >= 4
 
 
-def test_the_configuration_has_sizes_extent_and_time(probe_config):
-    """The document's appendix. The target's head shares the embedding's weights, which count once."""
-    config = probe_config()
-    model = config.model.load("cpu")
-    network = config.draft.load(model).network
-    kept = {**made_record("a", [0.1, 0.2], [0.0] * 2, block_size=8), "seconds": 2.5}
-    records = [kept, {"problem": "b", "chain": 0, "skipped": "empty", "seconds": 0.25}]
-    found = config.probe.summarise(config, records).tables
-    target, draft = found["models"]
-    assert (target["role"], target["hidden_size"], target["layers"], target["block_size"]) == ("target", 128, 8, None)
-    assert target["parameters"] == sum(weights.numel() for weights in model.decoder.parameters())
-    assert draft["parameters"] == sum(weights.numel() for weights in network.parameters())
-    assert (draft["layers"], draft["block_size"]) == (len(network.layers), 8)
-    assert draft["reads_layers"] == ", ".join(map(str, network.shape.target_layers))
-    assert found["configuration"] == [{
-        "dataset": "arith", "problems": 1, "skipped": 1, "blocks": 2, "tokens": 14, "max_new_tokens": 128, "alpha": 4.0,
-        "draft_temperatures": "1, 0.5, 0.25", "samples": 12, "elapsed_seconds": 2.75}]
-
-
 def test_runtime_fields_leave_the_identity(probe_config):
     plain = identity_of(probe_config())
     assert plain == identity_of(probe_config("probe.timed_rows=8", "probe.position_edges=[1,2]"))
@@ -162,7 +143,6 @@ def test_short_answers_are_counted(make_config):
     assert result.summary["num_skipped"] + result.summary["num_problems"] == 4
     skipped = copy.deepcopy(config.probe).summarise(config, [{"problem": "a", "chain": 0, "skipped": "empty"}])
     assert (skipped.values["num_skipped"], skipped.values["num_blocks"], skipped.tables) == (1, 0, {})
-    assert config.probe.figures(config, [], skipped) == {}
 
 
 def made_record(problem: str, acceptance: list[float], log_w: list[float], block_size: int = 16,

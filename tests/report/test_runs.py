@@ -28,7 +28,7 @@ def names(found) -> list[str]:
 
 
 class TestLocate:
-    def test_experiment_glob_run_and_wandb_id_are_the_same_runs(self, tmp_path):
+    def test_experiment_glob_and_run_are_the_same_runs(self, tmp_path):
         first = write(tmp_path / "demo", "ps", records(5), session={"started": "2026-01-02"})
         second = write(tmp_path / "demo", "greedy", records(5), session={"started": "2026-01-01"})
         other = write(tmp_path / "other", "greedy", records(5), identity("greedy", seed=1))
@@ -39,19 +39,17 @@ class TestLocate:
         assert names(run_folders([first, tmp_path / "demo"])) == by_start[::-1]  # each once
         digest = first.name[-12:]
         assert read(run_folders([first]))[0][0].digest == digest
-        for given in (f"demo-{digest}", f"entity/dflash_mcmc/demo-{digest}", digest):
-            assert names(run_folders([given], tmp_path)) == [first.name]
+        assert names(run_folders([f"{tmp_path}/*/*-{digest}"])) == [first.name]
         assert set(names(run_folders([tmp_path]))) == {first.name, second.name, other.name}
 
     @pytest.mark.parametrize(("given", "message"), [
         ([], "runs: given nothing; allowed: a run folder"),
         (["nowhere"], "runs: given 'nowhere', which is not a folder; allowed"),
         (["nowhere/*"], r"nowhere/\*: no run folder matches"),
-        (["demo-0123456789ab"], "demo-0123456789ab: no run with this identity below"),
     ])
     def test_nothing_found_is_one_line(self, tmp_path, given, message):
         with pytest.raises(UserError, match=message) as error:
-            run_folders(given, tmp_path)
+            run_folders(given)
         assert "\n" not in str(error.value)
         with pytest.raises(UserError, match="no finished sample here"):
             run_folders([tmp_path])

@@ -20,7 +20,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of, end_of, panels
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
@@ -28,8 +27,6 @@ from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
@@ -183,57 +180,7 @@ class SpeculativeMCMC(ForcedProbe):
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
-        summary = tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
-        if all("skipped" in record for record in records):
-            return summary
-        return summary._replace(tables={**summary.tables, **tables.of_run(config, records)})
-
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
-        if not summary.tables:
-            return {}
-        figure, (tokens, places, moves, speed) = panels((10.0, 6.6), 2, 2)
-        axes, curves = tokens, summary.data["token_acceptance"]
-        for index, law in enumerate(dict.fromkeys((row["against"], row["temperature"]) for row in curves)):
-            rows = [row for row in curves if (row["against"], row["temperature"]) == law]
-            axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], "--" if law[0] == "p" else "-",
-                      color=INK if law[0] == "p" else _SHADES[(index - 1) % 3], label=f"{law[0]}, T = {law[1]:g}")
-        axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
-                 ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
-        axes.legend(title="draft compared with")
-
-        axes, rows = places, _of_best_weights(summary.tables["positions"])
-        positions = {row["position"]: row["blocks"] for row in rows}
-        names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
-        for index, name in enumerate(names):
-            mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
-            at = np.array([list(positions).index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
-            axes.errorbar(at, [row["acceptance"] for row in mine], bars_of(mine, "acceptance"), fmt="o", markersize=4,
-                          capsize=2, color=WRONG if name[0] == "target" else _SHADES[index % 3], label=_label(*name))
-        axes.set_xticks(range(len(positions)), [f"{position}\n{count:,} blocks" for position, count in positions.items()])
-        axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
-                 xlim=(-0.6, len(positions) - 0.4))
-        axes.legend(ncols=2, loc="upper left")
-
-        axes, rows = moves, _of_best_weights(summary.tables["aggregate"])
-        _bars(axes, rows, {"acceptance": "accepted", "moved": "accepted, different block"})
-        _floor(axes, summary, axes.axhline)
-        axes.set_xticks(range(len(rows)), [_label(row["proposal"], row["temperature"], "\n") for row in rows])
-        axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
-        axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
-
-        axes, rows = speed, _of_best_weights(summary.tables.get("throughput", []))
-        if rows:
-            _bars(axes, rows, {"accepts_per_second": "accepts per second", "moves_per_second": "moves per second"})
-            axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], _LINE)}\n{row['speed']:.1f}x"
-                                               for row in rows])
-            axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
-            axes.set_ylim(top=1.2 * max(end_of(row, "accepts_per_second", "high") for row in rows))
-            axes.legend(ncols=2, loc="upper left")
-        else:
-            axes.text(0.5, 0.5, "no proposals were timed\nwith this probe.timed_rows", ha="center", transform=axes.transAxes)
-            axes.set_axis_off()
-        return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
+        return tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
         """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers."""
@@ -300,50 +247,3 @@ def _name(temperature: float) -> str:
 def _digits(values: np.ndarray | torch.Tensor) -> list[float]:
     """The values rounded to six significant digits, enough for a record."""
     return [float(f"{value:.6g}") for value in values.tolist()]
-
-
-_LINE = "\n"
-_SHADES = (SKY, RIGHT, "#003B5C")
-"""Colours of the draft's temperatures; the sharpest is the darkest."""
-
-
-def _bars(axes: Axes, rows: list[dict], columns: dict[str, str]) -> None:
-    """Bars of two columns of each row, which have these labels."""
-    for offset, (column, label), colour in zip((-0.2, 0.2), columns.items(), (OTHER, RIGHT), strict=True):
-        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=bars_of(rows, column),
-                 ecolor=INK, capsize=2, label=label)
-
-
-def _floor(axes: Axes, summary: Summary, line: Callable) -> None:
-    line(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
-
-
-def _bimodality(summary: Summary) -> Figure:
-    """Histograms of the blocks' simulated acceptance. Each proposal has a panel."""
-    names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in summary.tables["aggregate"]))
-    figure, places = panels((2.9 * len(names), 3.2), 1, len(names))
-    looks: dict[str, dict] = {"joint": {"color": RIGHT, "alpha": 0.55}, "reference": {"histtype": "step", "color": INK}}
-    for axes, name in zip(places, names, strict=True):
-        for weights, look in looks.items():
-            mine = [row["acceptance"] for row in summary.data["blocks"]
-                    if (row["proposal"], row["temperature"], row["weights"]) == (*name, weights)]
-            if mine:
-                axes.hist(mine, np.linspace(0.0, 1.0, 21).tolist(), weights=np.full(len(mine), 1.0 / len(mine)),
-                          label=f"{weights} weights", **look)
-        _floor(axes, summary, axes.axvline)
-        axes.set(xlim=(0.0, 1.0), title=_label(*name))
-    figure.supxlabel("simulated acceptance of a block", fontsize=9)
-    figure.axes[0].set_ylabel(f"share of {summary.values['num_blocks']:,} blocks")
-    figure.axes[0].legend(loc="upper center")
-    return figure
-
-
-def _of_best_weights(rows: list[dict]) -> list[dict]:
-    """The rows with joint weights if there are any for the draft, else all rows."""
-    joint = [row for row in rows if row["weights"] == "joint"]
-    drafts = [row for row in joint if row["proposal"] == "draft"]
-    return joint if drafts else rows
-
-
-def _label(proposal: str, temperature: float | None, between: str = ", ") -> str:
-    return f"target{between}T = 1/alpha" if proposal == "target" else f"draft{between}T = {temperature:g}"

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from dflash_mcmc.probe import ABSENT, PROBLEMS, SKIPPED, Each, Observations, Summary, Table, measured
-from dflash_mcmc.registry import name_of
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 PERCENTILES, _TOKEN_PERCENTILES = (5, 10, 25, 50, 75, 90, 95), (5, 25, 50, 75, 95)
@@ -211,11 +209,6 @@ TOKENS = Table("tokens", (  # section 3.4
         ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda _, estimate: estimate),)),
     ("tokens", "predicted tokens", lambda of: of.n),
 ))
-TOKEN_ACCEPTANCE = Table("token_acceptance", (
-    *_AGAINST,
-    ("acceptance", "a value of 1 - total variation distance"),
-    ("share", "share of tokens with at most this acceptance"),
-))
 _DIFFERENCES, _SHOWN = ("log_w", "log_w_std", "acceptance", "moved"), ("number", "acceptance", "moved")
 WEIGHTS = Table("weights", (  # of joint minus reference weights of the draft's blocks at a temperature
     ("temperature", "temperature of the draft"),
@@ -267,31 +260,6 @@ STRATA = Table("strata", (  # section 5.2
     )),
     _BLOCKS, *_COUNTS,
 ))
-MODELS = Table("models", (
-    ("role", "`target` or `draft`"),
-    ("name", "folder or name of the checkpoint", lambda of: of["size"].name),
-    ("parameters", "number of parameters; a draft's are without the target's embedding and head",
-     lambda of: of["size"].parameters),
-    ("hidden_size", "width", lambda of: of["size"].hidden_size),
-    ("layers", "number of layers", lambda of: of["size"].num_layers),
-    ("reads_layers", "layers of the target that the draft reads, from 0",
-     lambda of: ", ".join(map(str, of["size"].reads_layers)) or None),
-    ("block_size", "tokens of a block, with the known one"),
-))
-CONFIGURATION = Table("configuration", (
-    ("dataset", "name of the dataset", lambda of: name_of(of["config"].dataset)),
-    ("problems", "measured answers", lambda of: len(of["kept"])),
-    ("skipped", "answers that were left out", lambda of: len(of["records"]) - len(of["kept"])),
-    ("blocks", "measured blocks", lambda of: _num_blocks(of["kept"])),
-    ("tokens", "predicted tokens", lambda of: _num_tokens(of["kept"])),
-    ("max_new_tokens", "`dataset.max_new_tokens`", lambda of: of["config"].dataset.max_new_tokens),
-    ("alpha", "power of the target", lambda of: of["config"].probe.alpha),
-    ("draft_temperatures", "temperatures of the draft",
-     lambda of: ", ".join(f"{temperature:g}" for temperature in of["config"].probe.temperatures())),
-    ("samples", "samples of a simulated chain", lambda of: of["config"].probe.num_samples),
-    ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
-                        "processes and starts", lambda of: round(sum(record["seconds"] for record in of["records"]), 3)),
-))
 BLOCKS = Table("blocks", (
     *_PROPOSAL,
     ("number", "number of the block in its answer, from 0"),
@@ -317,7 +285,7 @@ SHARPEST = Table("values", (  # of the blocks of the draft at its lowest tempera
      lambda of: float(of["of_tokens"].values["kl"].mean())),
 ))
 ALL = (VALUES, SHARPEST, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS,
-       THROUGHPUT, STRATA, MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
+       THROUGHPUT, STRATA, BLOCKS)
 
 
 def _num_blocks(kept: list[dict]) -> int:
@@ -329,7 +297,7 @@ def _num_tokens(kept: list[dict]) -> int:
 
 
 def summary(records: list[dict], num_samples: int, position_edges: Sequence[int], timed_rows: int) -> Summary:
-    """All tables but those of the run, and the data of the figures.
+    """All tables, and as data a row for each block.
 
     Args:
         timed_rows: number of chains that propose at once in the reported timings; timings of other batches are left out.
@@ -365,20 +333,6 @@ def summary(records: list[dict], num_samples: int, position_edges: Sequence[int]
         "strata": STRATA.rows(sharpest.row(here, difficulty=name, proposers=proposers, every=sharpest)
                               for name, here in strata.items()),
     }
-    ordered = {law: np.sort(of.values["token_acceptance"]) for law, of in laws.items()}
     data = {"blocks": BLOCKS.rows({**blocks.names, **dict(zip(_SHOWN, block, strict=True))} for blocks in every
-                                  for block in zip(*(blocks.values[name].tolist() for name in _SHOWN), strict=True)),
-            "token_acceptance": TOKEN_ACCEPTANCE.rows({
-                **of.names, "acceptance": float(upto),
-                "share": float(np.searchsorted(ordered[law], upto + 1e-9, side="right") / of.n)}
-                for law, of in laws.items() for upto in np.linspace(0.0, 1.0, 101))}
+                                  for block in zip(*(blocks.values[name].tolist() for name in _SHOWN), strict=True))}
     return Summary({**values, **SHARPEST.row(sharpest)}, {name: rows for name, rows in tables.items() if rows}, data)
-
-
-def of_run(config: Settings, records: list[dict]) -> dict[str, list[dict]]:
-    """The tables of the document's appendix, for at least one measured answer: both models, and the run's setting."""
-    kept = measured(records)
-    return {"models": MODELS.rows([
-                {"role": "target", "size": config.model.checkpoint_size(), "block_size": None},
-                {"role": "draft", "size": config.draft.checkpoint_size(), "block_size": kept[0]["block_size"]}]),
-            "configuration": CONFIGURATION.rows([{"config": config, "records": records, "kept": kept}])}

@@ -74,7 +74,7 @@ def extra_parameters(run: Run) -> int | None:
     cls: Any = component.cls
     fields = {name: values[name] for name in specs_of(cls) if name in values}
     with suppress(ConfigError):  # the folder is on the machine of the run
-        return restored(cls, fields).checkpoint_size().parameters if len(fields) == len(specs_of(cls)) else None
+        return restored(cls, fields).num_parameters() if len(fields) == len(specs_of(cls)) else None
     return None
 
 
