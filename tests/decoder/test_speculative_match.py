@@ -27,14 +27,14 @@ def test_law_is_exact(draft, temperature, law):
     assert speculative_error(rule(draft, temperature), LAWS[law]) <= 1e-12
 
 
-@pytest.mark.parametrize("law", ["temperature", "penalty", "counts", "prompt"])
+@pytest.mark.parametrize("law", quick(["temperature", "penalty", "counts", "prompt"], "penalty"))
 @pytest.mark.parametrize("draft", ["small", "small_sequential"])
 def test_law_is_exact_among_three_tokens(draft, law):
     assert speculative_error(rule(draft, 0.7), LAWS[law], model=SMALL) <= 1e-12
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("draft", ["small", "small_sequential"])
+@pytest.mark.parametrize("draft", quick(["small", "small_sequential"], "small_sequential"))
 def test_faults_are_caught(draft, name):
     assert speculative_error(rule(draft, fault=name), LAWS["temperature"], model=SMALL) > 0.02
 
@@ -50,7 +50,7 @@ def test_late_penalty_is_caught():
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("draft", quick(["parallel", "sequential", "long", "point"], "sequential", "point"))
 def test_tokens_equal_those_of_plain_decoding(draft, temperature):
-    assert differing(rule(draft, temperature), LAWS["temperature"], num_seeds=300) == 0
+    assert differing(rule(draft, temperature), LAWS["temperature"], num_seeds=100) == 0
 
 
 def test_tokens_with_a_fault_differ():
