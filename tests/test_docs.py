@@ -1,6 +1,6 @@
 """The documentation: its commands and its Python run as they are written, its pages build and ask no other server.
 
-Every command is composed. Those of the README are run too; the others are run by the slow tests.
+Every command is composed. The first ones of the README are run too; the others are run by the slow tests.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.train import recipe
 from tests import pages, processes
+from tests.cases import quick
 from tests.conftest import ROOT
 from tests.pages import ADDED, AFTER_FETCHING, NEEDS_GPU, NEEDS_VLLM, PAGES, README
 from tests.report import chromium
@@ -83,8 +84,7 @@ def test_command_composes(command, tmp_path, monkeypatch, real_data):
     composed(command, tmp_path, **real_data)
 
 
-@pytest.mark.parametrize("command", [
-    *OF_THE_README, *(pytest.param(line, marks=pytest.mark.slow) for line in PLAIN if line not in OF_THE_README)])
+@pytest.mark.parametrize("command", quick(PLAIN, *OF_THE_README[:4]))
 def test_command_prints_what_its_page_shows(command, tmp_path, real_data):
     printed = ""
     for part in command.split(" && "):
@@ -193,8 +193,8 @@ def test_the_python_of_the_readme_prints_what_the_page_shows(tmp_path):
     assert all(rf"\boxed{{{int(numbers[1]) * int(numbers[2])}}}" in text for text in texts)
 
 
-@pytest.mark.parametrize("kind", ["sampler", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("dataset", "probe", "draft"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sampler", "dataset", "probe", "draft"])
 def test_adding_a_component(kind, tmp_path):
     """The two files of the page, in the places that they name, in a copy of the project."""
     page = ROOT / f"docs/howto/add-a-{kind}.md"
@@ -327,12 +327,14 @@ def test_every_page_fits_its_window(site, tmp_path):
             assert width < 1280 or address not in written or found["broken"] == [], address
 
 
+@pytest.mark.slow
 def test_the_site_can_be_searched(site):
     entries = json.loads((site / "search/search_index.json").read_text())["docs"]
     found = {entry["location"].partition("#")[0] for entry in entries}
     assert {"index.html", "tutorial/first-run.html", "notebook/2026-11.html", "reference/options/sampler.html"} <= found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_component_is_in_the_reference(site, group):
     text = html.unescape((site / f"reference/options/{group}.html").read_text())
@@ -342,6 +344,7 @@ def test_every_component_is_in_the_reference(site, group):
             assert f"<code>{field.name}</code>" in text
 
 
+@pytest.mark.slow
 def test_every_field_of_a_run_is_in_the_reference(site):
     text = html.unescape((site / "reference/options/run.html").read_text())
     assert "No fields." not in text
@@ -352,6 +355,7 @@ def test_every_field_of_a_run_is_in_the_reference(site):
         assert f"<code>{name}</code>" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2026-11", "2026-11-16"])
 def test_each_entry_of_the_notebook_begins_with_its_conclusion(site, name):
     page = ROOT / "docs" / "notebook" / f"{name}.md"
@@ -361,6 +365,7 @@ def test_each_entry_of_the_notebook_begins_with_its_conclusion(site, name):
     assert all(html.escape(title, quote=False) in (site / f"notebook/{name}.html").read_text() for title, _, _ in entries)
 
 
+@pytest.mark.slow
 def test_every_module_is_on_the_page_of_files(site):
     text = (site / "reference/package.html").read_text()
     for file in PACKAGE.rglob("*.py"):

@@ -304,6 +304,7 @@ def test_every_archive_has_a_page_and_names_no_machine():
                     assert not re.search(r"(?<![\w./:])/[\w.+-]+/", text), member.name
 
 
+@pytest.mark.slow
 def test_the_report_of_the_stored_runs_has_the_page_s_numbers(tmp_path):
     """The two commands of the page, in a folder with the documentation."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")

@@ -128,7 +128,7 @@ def qwen3():
 
 @pytest.mark.parametrize(("family", "sampler"), quick(
     [*(("qwen3", sampler) for sampler in SAMPLERS), ("gpt2", "temperature"), ("llama", "power_mh")],
-    ("qwen3", "power_mh_early"), ("qwen3", "csmc"), ("gpt2", "temperature")))
+    ("qwen3", "power_mh_early"), ("gpt2", "temperature")))
 def test_batched_is_reference(family, sampler):
     """The reference reads the second prompt from position 0: GPT-2 has learned positions, which do not count distances."""
     model = random_model(family)
@@ -143,7 +143,7 @@ def plain(qwen3):
 
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
-    for sampler, count in (("power_mh", 2), ("power_smc", 1)) for way in ways(count)])
+    for sampler, few in (("power_mh", 1), ("power_smc", 1)) for way in ways(few)])
 def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, sampler, **options)
@@ -151,7 +151,7 @@ def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     assert all(done.cost.companion_forwards == done.cost.token_forwards for done in found.values())
 
 
-@pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
+@pytest.mark.parametrize("draft", quick(["ngram", "self", "dflash"], "dflash"))
 def test_a_decoder_changes_nothing(qwen3, plain, draft):
     all_same(run(qwen3, decoder=match(), draft=draft), plain("power_mh"))
 

@@ -23,6 +23,7 @@ from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
+from tests.cases import quick
 from tests.probes import measured
 from tests.runs import execute
 from tests.targets import random_model
@@ -119,15 +120,18 @@ def without_stop_ids(make_config, monkeypatch, *overrides):
 
 
 @pytest.mark.parametrize("overrides", [
-    (*REFINE, "sampler.num_steps=2"), (*REFINE, "sampler.num_steps=0", "blend=draft"),
-    ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
-    ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")], ids=str)
+    (*REFINE, "sampler.num_steps=2"), *(pytest.param(given, marks=pytest.mark.slow) for given in (
+        (*REFINE, "sampler.num_steps=0", "blend=draft"),
+        ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
+        ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")))],
+    ids=str)
 def test_without_stop_ids_the_plan_has_the_blocks_that_the_engine_counts(make_config, monkeypatch, overrides):
     """Scores and steps of draft_refine take the draft's forwards under its blend alone."""
     config, done = without_stop_ids(make_config, monkeypatch, *overrides)
     assert np.mean([each.blocks_drafted for each in done]) == pytest.approx(cost.draft_blocks(config))
 
 
+@pytest.mark.slow
 def test_savings_are_estimated_from_their_measured_shares(make_config):
     config, records, measured = run_of(make_config, "condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1")
     assert config.sampler.early_reject == "exact"
@@ -198,13 +202,14 @@ VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=
              "probe.long_tokens=32", "probe.agent_tokens=300", "probe.agent_answer=8", "probe.agent_runs=1")
 
 
-@pytest.mark.parametrize(("overrides", "factor"), [
+@pytest.mark.parametrize(("overrides", "factor"), quick([
     (("probe=layer_rank",), 1.15), (("probe=logit_blend", "probe.answers=greedy"), 1.15), (("probe=deep_readout",), 1.15),
     (("probe=logit_blend", "blend=prompt"), 1.15),
     (("probe=deep_readout", "probe.context=block", "probe.reinject_every=2"), 1.15),
     (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
     (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "assumed.shared=0.8"), 1.15),
-    (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15)])
+    (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15)],
+    ("probe=layer_rank",), ("probe=deep_readout",), ("probe=logit_blend", "blend=prompt")))
 def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, metered, overrides, factor):
     config = make_config(*PROBED, *overrides)
     count = len(config.probe.units(config))
@@ -215,6 +220,7 @@ def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, m
         assert 1 / factor < wanted * count / sum(parts) < factor
 
 
+@pytest.mark.slow
 def test_sampled_verify_costs_what_is_estimated_from_the_tokens_that_a_block_keeps(make_config, metered):
     config = make_config(*PROBED, *VERIFYING)
     count = len(config.probe.units(config))
@@ -273,6 +279,7 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_config, capsys, monkeypatch):
     other = execute(make_config("condition=temp", "dataset.limit=2", "model.dtype=bfloat16"))
     plan = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.prompt_length=100",

@@ -122,6 +122,7 @@ def test_the_page_and_the_report_of_local_runs(server, dashboard, make_config, t
     assert len(server.views) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "arguments", "said"), [
     (None, [], "error: not logged in to W&B: run wandb login"),
     ({}, ["--experiment", "other"], "error: tester/p: no runs of the experiment other in W&B"),

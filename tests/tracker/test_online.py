@@ -72,6 +72,7 @@ def test_a_resumed_run_is_one_run_with_a_readable_name(server, tmp_path):
     assert run.config["sampler"]["value"]["alpha"] == 2.0
 
 
+@pytest.mark.slow
 def test_offline_parts_of_a_run_are_uploaded_as_one_run(server, tmp_path):
     """The first start is killed before its summary, and the second one resumes the run. Both are uploaded together."""
     environment = server.environment(tmp_path)

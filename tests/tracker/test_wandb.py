@@ -181,6 +181,7 @@ def test_another_project_and_a_disabled_run_are_noted_apart(monkeypatch):
     assert len({*keys, WandbTracker().key()}) == 4
 
 
+@pytest.mark.slow
 def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
     """Uploads of sessions with equal steps replace each other. The second session is that of a start after a kill."""
     info = RunInfo("0a1d", "e", "c", {}, tmp_path, "c", ())
