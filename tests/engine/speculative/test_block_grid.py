@@ -54,7 +54,7 @@ def tokens_of(done):
 @pytest.mark.parametrize(("name", "draft"), quick(
     itertools.product(("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early"),
                       ("dflash", "dflash_short", "dflash_sliding")),
-    "truncated", ("greedy", "dflash"), ("power_mh_early", "dflash")))
+    ("truncated", "dflash_short"), ("truncated", "dflash_sliding"), ("power_mh_early", "dflash")))
 def test_draft_blend_is_reference(qwen3, reference, name, draft):
     same_as_reference(run(qwen3, chains(SAMPLERS[name]), draft=draft), SAMPLERS[name], reference(draft=draft))
 
@@ -83,7 +83,8 @@ def redraws():
     return [(number, redrawn(PROMPTS[number % len(PROMPTS)], number)) for number in range(10)]
 
 
-@pytest.mark.parametrize("blend", [NoBlend(), BLEND], ids=["none", "draft"])
+@pytest.mark.parametrize("blend", [
+    pytest.param(NoBlend(), id="none"), pytest.param(BLEND, id="draft", marks=pytest.mark.slow)])
 def test_drawing_from_the_draft_is_reference(qwen3, reference, blend):
     batched = run(qwen3, redraws(), blend)
     for tag, chain in redraws():
@@ -109,7 +110,8 @@ def draft_mh(**changes) -> DraftMH:
     return DraftMH(**{**values, **changes})
 
 
-@pytest.mark.parametrize("changes", DRAFT_MH.values(), ids=DRAFT_MH)
+@pytest.mark.parametrize("changes", [
+    pytest.param(changes, id=name, marks=[pytest.mark.slow] * (name != "mixture")) for name, changes in DRAFT_MH.items()])
 @pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none", marks=pytest.mark.slow),
                                    pytest.param(BLEND, id="draft")])
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
@@ -147,8 +149,8 @@ def as_they_are(qwen3):
 
 
 @pytest.mark.parametrize(("slots", "options"), [
-    pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 1}),
-    (8, {"skip_identical": False})])
+    pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}),
+    *(pytest.param(*given, marks=pytest.mark.slow) for given in ((16, {"read_ahead": 1}), (8, {"skip_identical": False})))])
 def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for make in (redraws, early):

@@ -18,6 +18,7 @@ from dflash_mcmc.engine.speculative.drafter import NgramDrafter, SelfDrafter
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
 from tests.bench.subject import subject_of
+from tests.cases import quick
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import match, reject
@@ -66,26 +67,28 @@ def is_the_same(subject, sampler, slots: int, drafter, decoder=None, blend=None,
     assert records(on, subject.prompts[:3], sampler) == records(off, subject.prompts[:3], sampler)
 
 
-@pytest.mark.parametrize(("decoder", "name", "slots", "block_size"), [
+@pytest.mark.parametrize(("decoder", "name", "slots", "block_size"), quick([
     ("match", "greedy", 1, 3), ("match", "penalised", 3, 8), ("match_drawn", "power_mh", 1, 5),
     ("reject", "temperature", 1, 8), ("reject", "power_mh", 2, 3), ("reject_block", "penalised", 1, 2),
-    ("reject_block", "temperature", 7, 5)])
+    ("reject_block", "temperature", 7, 5)], ("match", "penalised", 3, 8), ("reject_block", "temperature", 7, 5)))
 def test_speculative_records_are_the_same_to_the_last_bit(embedded, decoder, name, slots, block_size):
     drafter = draft(embedded.model, "dflash", block_size)
     is_the_same(embedded, SAMPLERS[name], slots, drafter, DECODERS[decoder])
 
 
-@pytest.mark.parametrize("name", ["self", "ngram", "dspark", "dflash2"])
+@pytest.mark.parametrize("name", quick(["self", "ngram", "dspark", "dflash2"], "dspark"))
 def test_other_drafts_have_the_same_records(embedded, name):
     is_the_same(embedded, SAMPLERS["temperature"], 2, draft(embedded.model, name, 4), match(0.7))
 
 
-@pytest.mark.parametrize(("sampler", "slots"), [(draft_mh(), 1), (draft_mh(proposal="mixture"), 3)], ids=["draft", "mixture"])
+@pytest.mark.parametrize(("sampler", "slots"), [pytest.param(draft_mh(), 1, id="draft", marks=pytest.mark.slow),
+                                                pytest.param(draft_mh(proposal="mixture"), 3, id="mixture")])
 def test_draws_from_the_draft_are_the_same_to_the_last_bit(embedded, sampler, slots):
     is_the_same(embedded, sampler, slots, draft(embedded.model, "dflash", 5))
 
 
-@pytest.mark.parametrize("sampler", [SAMPLERS["penalised"], power_mh(), draft_mh()], ids=["penalised", "power_mh", "draft_mh"])
+@pytest.mark.parametrize("sampler", [
+    draft_mh(), *(pytest.param(sampler, marks=pytest.mark.slow) for sampler in (SAMPLERS["penalised"], power_mh()))])
 def test_a_blend_with_the_draft_is_the_same_to_the_last_bit(embedded, sampler):
     is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), blend=DraftBlend(beta=0.4))
 
