@@ -221,7 +221,7 @@ def outputs(tmp_path_factory):
     (["outputs/demo"], "records.jsonl: line 5: JSON: "),
     (["outputs/demo", "--pair", "a"], "error: argument --pair: expected 2 arguments; see python -m dflash_mcmc.report --help"),
     (["outputs/demo", "--lenient", "--baseline", "x"], "error: --baseline: given 'x'; allowed: 'greedy', 'ps"),
-    (["other-0123456789ab"], "error: other-0123456789ab: no run with this identity below outputs/"),
+    (["other-0123456789ab"], "error: runs: given 'other-0123456789ab', which is not a folder; allowed: a run folder"),
     (["outputs/demo", "--what"], "error: unrecognized arguments: --what"),
 ])
 def test_a_mistake_is_one_line(outputs, capsys, monkeypatch, tmp_path, arguments, message):
