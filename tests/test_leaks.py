@@ -115,8 +115,9 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("arguments", [("-c", TELL, "a b", "$c"), ("-m", "given", "a b", "$c"), ("given.py", "a b", "$c")],
-                         ids=["code", "module", "file"])
+@pytest.mark.parametrize("arguments", [
+    ("-m", "given", "a b", "$c"), *(pytest.param(given, marks=pytest.mark.slow) for given in (
+        ("-c", TELL, "a b", "$c"), ("given.py", "a b", "$c")))], ids=["module", "code", "file"])
 def test_a_forked_program_behaves_like_a_new_interpreter(arguments, tmp_path, monkeypatch):
     (tmp_path / "given.py").write_text(TELL)
     monkeypatch.setenv("TAKEN", "x")

@@ -38,6 +38,7 @@ def draw(folder, poison: str, *more: str) -> subprocess.CompletedProcess:
     return processes.run(["-c", DEADLY, *GREEDY, *more], folder, POISON=poison, PYTHONPATH=str(ROOT))
 
 
+@pytest.mark.slow
 def test_a_deadly_sample_is_named_and_left_out(tmp_path):
     whole = records_of(execute(composed(tmp_path / "sound", *GREEDY)).folder)
     (tmp_path / "poisoned").mkdir()

@@ -133,6 +133,7 @@ def test_damage_is_one_line_or_harmless(damage, whole, regrading):
     check(damage, whole, regrading)
 
 
+@pytest.mark.slow
 def test_json_of_a_wrong_shape_is_one_line_or_harmless(tmp_path, regrading):
     for number, damage in enumerate(shapes()):
         check(damage, write(tmp_path / str(number), "ps", RECORDS[:2], num_chains=2), regrading)

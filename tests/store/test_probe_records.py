@@ -78,6 +78,7 @@ def test_a_folder_is_read_by_the_schema_of_its_probe(tmp_path):
     assert read_records(written(tmp_path / "other", "of_a_plugin_that_is_gone", good, bad)) == [good, bad]
 
 
+@pytest.mark.slow
 def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
     config = make_config("probe=rejection_sampling", "probe.num_draws=1000", "probe.chunk_size=500")
     done = execute(config)

@@ -182,6 +182,7 @@ def interpreted_chains_of_an_engine_are_those_of_the_modules(blend, draft, monke
     all_same(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sliding", "causal", "bias"), quick([
     ((None, None), None, False), ((4, None), None, True), ((3, 6), False, False), ((None, 4), True, False)], (4, None)))
 def interpreted_blocks_of_a_draft_are_those_of_its_modules(sliding, causal, bias, monkeypatch, random_weights):

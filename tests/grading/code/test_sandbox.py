@@ -371,7 +371,7 @@ print(json.dumps(left))
 @pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the system has no interpreter")
 @pytest.mark.parametrize(("walls", "user"), [
     pytest.param(("user", "limits", "network", "processes"), None, id="namespaces-own user"),
-    pytest.param(("user", "limits"), 65534, id="no namespaces-ordinary user"),
+    pytest.param(("user", "limits"), 65534, id="no namespaces-ordinary user", marks=pytest.mark.slow),
     pytest.param(("user", "limits", "network", "processes"), 65534, id="namespaces-ordinary user", marks=pytest.mark.slow),
     pytest.param(("user", "limits"), None, id="no namespaces-own user", marks=pytest.mark.slow)])
 def test_no_process_outlives_a_program_that_tries_to_escape(found, walls, user):
