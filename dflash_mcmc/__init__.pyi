@@ -73,7 +73,6 @@ from dflash_mcmc.sampler.power_smc import PowerSMC as PowerSMC
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange as ReplicaExchange
 from dflash_mcmc.sampler.temperature import Temperature as Temperature
 from dflash_mcmc.tracker.auto import AutoTracker as AutoTracker
-from dflash_mcmc.tracker.jsonl import JsonlTracker as JsonlTracker
 from dflash_mcmc.tracker.none import NoTracker as NoTracker
 from dflash_mcmc.tracker.trackio import TrackioTracker as TrackioTracker
 from dflash_mcmc.tracker.wandb import WandbTracker as WandbTracker

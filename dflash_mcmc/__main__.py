@@ -15,7 +15,6 @@ from dflash_mcmc.process import program, ranks
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.schema import Job
-    from dflash_mcmc.config.sweep import Sweep
     from dflash_mcmc.types import RunResult
 
 Tables = dict[Callable[[list[Path]], str], list[Path]]
@@ -40,8 +39,8 @@ def main(arguments: list[str]) -> None:
         from dflash_mcmc.grid.submission import submit
 
         submit(command, command.launcher)
-    elif command.sweep:
-        sys.exit(_run_sweep(command, command.sweep))
+    elif command.is_sweep:
+        sys.exit(_run_sweep(command))
     else:
         _run_single(command)
 
@@ -52,27 +51,16 @@ def _run_single(command: Command) -> None:
     _print_tables(tables)
 
 
-def _run_sweep(command: Command, sweep: Sweep) -> int:
-    """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
-    from dflash_mcmc.config.sweep import SweepOutcomes
+def _run_sweep(command: Command) -> int:
+    """Runs every point of a sweep. Returns the exit code."""
+    from dflash_mcmc.config.sweep import report, run_jobs
     from dflash_mcmc.runner.plan import print_plan
 
     print_plan(command)
     tables: Tables = {}
-    outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables), command.jobs)
-    if sweep.searches:
-        from dflash_mcmc.config.command import search
-
-        try:
-            search(command, outcomes.run)
-        except ValueError:
-            if not outcomes.all_failed:  # if all failed, there is no best trial, and the sweeper raises this exception
-                raise
-    else:
-        for job in command.jobs:
-            outcomes.run(job.overrides, job._replace)  # composed already: a call without values gives the job
+    outcomes = run_jobs(command.jobs, lambda job: _run(job, tables))
     _print_tables(tables)
-    return 0 if ranks.rank() else outcomes.report(command.jobs[0].config.objective)
+    return 0 if ranks.rank() else report(outcomes)
 
 
 def _run(job: Job, tables: Tables) -> RunResult:

@@ -39,6 +39,8 @@ import os, sys, time
 from pathlib import Path
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.store.folder import RunStore
+from tests.tracker import lines
+lines.use()
 claim = RunStore.claim
 def claim_and_wait(store, key):
     claimed = claim(store, key)
@@ -62,6 +64,8 @@ import sys, time
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.process import stopping
 from dflash_mcmc.store.folder import RunStore
+from tests.tracker import lines
+lines.use()
 left, append = [int(sys.argv.pop(1))], RunStore.append
 def wait_and_append(store, record):
     left[0] -= 1

@@ -51,7 +51,7 @@ def run(*overrides: str, **fields: Any) -> RunResult:
     overrides = (*overrides, *(override(name, value) for name, value in fields.items()))
     command = checked(list(overrides))
     only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
-    if only_shown or command.sweep or command.launcher:
+    if only_shown or command.is_sweep or command.launcher:
         raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. "
                         "Several runs are made by sweep; jobs of SLURM, dry_run and show are for the command line")
     result = execute(command.jobs[0])
@@ -70,26 +70,22 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
         fields: overrides whose names have no dot; a list has the values of several points: `condition=["greedy", "ps"]`.
 
     Raises:
-        UserError: for what the command line refuses, for a search, and after the last point if some have failed.
+        UserError: for what the command line refuses, and after the last point if some have failed.
     """
-    from dflash_mcmc.config.sweep import SweepOutcomes
+    from dflash_mcmc.config.sweep import report, run_jobs
     from dflash_mcmc.runner.plan import checked
 
     command = checked(["-m", *overrides, *(_swept(name, value) for name, value in fields.items())])
-    points, only_shown = command.sweep, any(job.config.dry_run or job.config.show for job in command.jobs)
-    if points is None or points.searches or command.launcher or only_shown:
-        raise UserError(f"sweep: given {' '.join(overrides)!r:.120}; allowed: points that are run here. Searches, jobs of "
-                        "SLURM, dry_run and show are for the command line")
+    if command.launcher or any(job.config.dry_run or job.config.show for job in command.jobs):
+        raise UserError(f"sweep: given {' '.join(overrides)!r:.120}; allowed: points that are run here. Jobs of SLURM, "
+                        "dry_run and show are for the command line")
     results = list[RunResult]()
 
     def executed(job: Job) -> RunResult:
         results.append(execute(job))
         return results[-1]
 
-    outcomes = SweepOutcomes(points, executed, command.jobs)
-    for job in command.jobs:
-        outcomes.run(job.overrides, job._replace)
-    if outcomes.report(command.jobs[0].config.objective):
+    if report(run_jobs(command.jobs, executed)):
         raise UserError("sweep: points have failed, for the reasons above; the others are recorded")
     return results
 

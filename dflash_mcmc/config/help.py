@@ -26,7 +26,6 @@ Groups and their options (meanings and fields: python -m dflash_mcmc --help GROU
 {options}
 
 Sweep: sweep=alpha_beta, or -m condition=greedy,ps sampler.alpha=2,4
-Fields left out where options lack them: --if-present=blend.beta,sampler.temperature
 What it will cost: dry_run=true     The prompt: show=prompt
 Values of a command line: --cfg job     How they are composed: --info
 Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help

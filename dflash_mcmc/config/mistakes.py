@@ -111,8 +111,7 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
     group, _, option = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
     names = options(group)
     if group.startswith("hydra/"):
-        hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
-        return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
+        return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}")
     if group == "schema":  # an option file of a component, such as schema/sampler/NAME
         return UserError(f"{option.replace('/', '=')}: an option file extends a component that no module registers; allowed: "
                          f"an installed package whose entry point {PLUGINS!r} names the module of the component")

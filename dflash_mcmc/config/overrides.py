@@ -14,14 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dflash_mcmc.errors import UserError, did_you_mean, shortened
-from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.errors import UserError, shortened
 
 _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}].*)", re.DOTALL)
 """A field of a group with braces in its value, such as `dataset.prompt={question} Answer briefly.`"""
 SHOWING = ("help", "hydra_help", "shell_completion")
 """Flags of Hydra that show something without a configuration."""
-IF_PRESENT = "--if-present"
 OF_PATHS = {"model": "a folder, or a hub name such as Qwen/Qwen3-4B", "draft": "a folder or a hub name",
             "dataset": "a file (JSON Lines or CSV), or a hub name such as openai/gsm8k"}
 """Groups that take a path in place of an option, and what it may be."""
@@ -102,8 +100,6 @@ def readable(text: str) -> str:
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
     """The flags and overrides of a command line. Raises UserError."""
     parser = get_args_parser()
-    parser.add_argument(IF_PRESENT, default="", metavar="FIELDS", help="fields, separated by commas, that are left out where "
-                        "the chosen options do not have them, for programs that set every field of a sweep in every run")
     parser.error = _refuse_flag  # type: ignore[method-assign]  # Hydra makes the parser, so no subclass can override it
     flags, unknown = parser.parse_known_intermixed_args(list(arguments))
     if unknown:
@@ -120,21 +116,6 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
             raise UserError(f"--config-dir: given {flags.config_dir!r}; allowed: a folder that exists")
         flags.overrides.insert(0, f"hydra.searchpath=['file://{Path(flags.config_dir).resolve()}']")
     return flags
-
-
-def names_if_present(flags: Namespace) -> list[str]:
-    """The fields of `--if-present`. Raises UserError for one that no option of its group has."""
-    names = [name for name in flags.if_present.split(",") if name]
-    for name in names:
-        group, _, field = name.partition(".")
-        if group not in GROUPS:
-            raise UserError(f"{IF_PRESENT}: given {name!r}{did_you_mean(group, GROUPS)}; allowed: fields of components, "
-                            "such as sampler.temperature,blend.beta")
-        fields = sorted({each for option in components(group).values() for each in option.cls.__dataclass_fields__})
-        if field.partition(".")[0] not in fields:
-            raise UserError(f"{IF_PRESENT}: given {name!r}, which no option of {group} has{did_you_mean(field, fields)}; "
-                            f"allowed in {group}: {', '.join(fields)}")
-    return names
 
 
 def _refuse_flag(message: str) -> NoReturn:

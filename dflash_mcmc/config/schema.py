@@ -82,12 +82,8 @@ class Config:
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
                              "adaptive, log_p = the likeliest, or with grader.examples examples, behaviour, "
-                             "examples_vote (statistics/votes.py); a list gives a row for each, and a search "
-                             "maximises the first; null = no aggregate")
+                             "examples_vote (statistics/votes.py); a list gives a row for each; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
-    objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
-        "accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
-        "million token-forwards")
     repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
                            "again; false stops with an error that names the line")
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")

@@ -14,11 +14,11 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from dflash_mcmc.config import mistakes
@@ -30,7 +30,6 @@ from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.process import bars, program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
-from dflash_mcmc.statistics import summaries
 from dflash_mcmc.types import RunResult
 
 Texts = tuple[str, ...]
@@ -43,59 +42,37 @@ _MOST_SILENT = 300
 """The most points that are checked without a progress bar: about a second's worth."""
 
 
-class Sweep(NamedTuple):
-    """Where the points of a sweep come from."""
+def points_of(overrides: Sequence[Override], written: Sequence[Texts] = ()) -> Iterator[list[str]]:
+    """The overrides of every job of a sweep. The later of two overrides of one field counts, as in Hydra. Raises UserError.
 
-    params: tuple[str, ...] = ()
-    """The overrides in `hydra.sweeper.params`, which a file of conf/sweep sets."""
-    points: tuple[Texts, ...] = ()
-    """Points that such a file writes out, one a line of `hydra.sweeper.params.points`; each is combined with the values of
-    the lists."""
-    num_trials: int | None = None
-    """Number of points of a search; None for a grid."""
-    searches: bool = False
-    """Whether a sweeper chooses the points, such as Optuna's; otherwise they are a grid."""
-
-
-def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
-    """The overrides of every job of a grid. For a search, those of one point and of its variants.
-
-    A variant has another value from one list, or the other end of one range. With the variants the caller checks every value.
-    The later of two overrides of one field counts, as in Hydra. Raises UserError.
+    Args:
+        written: the points that a file of conf/sweep writes out. Each is combined with the values of the lists.
     """
-    lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())
+    lists = list({override.get_key_element(): _values(override) for override in overrides}.values())
     if math.prod(map(len, lists)) > _MOST_POINTS:
         largest = max(lists, key=len)
         many = f"{'more than ' * (len(largest) > _MOST_POINTS)}{min(len(largest), _MOST_POINTS):,}"
         raise UserError(f"{largest[0].partition('=')[0]}: given {many} values in a sweep; allowed: at most {_MOST_POINTS:,} "
                         "points of a sweep, over all its fields")
-    if not sweep.searches:
-        if not all(lists):
-            return  # a list without a value has no point
-        taken: dict[str, list[str]] = {}
-        for key, _, asked in (text.partition("=") for point in sweep.points for text in point):
-            taken.setdefault(key, []).append(asked)
-        for key, _, asked in (text.partition("=") for texts in lists for text in texts):
-            if key in taken and key not in (*GROUPS, "condition"):
-                raise ConfigError(key, asked, "no value, since the points of the sweep have their own, such as "
-                                  f"{taken[key][0]}")
-            if key in taken and asked not in taken[key]:
-                raise ConfigError(key, asked, f"options of the sweep's points: {', '.join(dict.fromkeys(taken[key]))}")
-        beside = {texts[0].partition("=")[0]: texts for texts in lists}
-        for point in sweep.points or ((),):
-            own = {text.partition("=")[0]: text for text in point}
-            if all(own[key] in texts for key, texts in beside.items() if key in own):
-                open_lists = [texts for key, texts in beside.items() if key not in own]
-                yield from ([*point, *texts] for texts in itertools.product(*open_lists))
-        return
-    first = [texts[0] for texts in lists]
-    yield first
-    for index, texts in enumerate(lists):
-        for value in texts[1:]:
-            yield [*first[:index], value, *first[index + 1 :]]
+    if not all(lists):
+        return  # a list without a value has no point
+    taken: dict[str, list[str]] = {}
+    for key, _, asked in (text.partition("=") for point in written for text in point):
+        taken.setdefault(key, []).append(asked)
+    for key, _, asked in (text.partition("=") for texts in lists for text in texts):
+        if key in taken and key not in (*GROUPS, "condition"):
+            raise ConfigError(key, asked, f"no value, since the points of the sweep have their own, such as {taken[key][0]}")
+        if key in taken and asked not in taken[key]:
+            raise ConfigError(key, asked, f"options of the sweep's points: {', '.join(dict.fromkeys(taken[key]))}")
+    beside = {texts[0].partition("=")[0]: texts for texts in lists}
+    for point in written or ((),):
+        own = {text.partition("=")[0]: text for text in point}
+        if all(own[key] in texts for key, texts in beside.items() if key in own):
+            open_lists = [texts for key, texts in beside.items() if key not in own]
+            yield from ([*point, *texts] for texts in itertools.product(*open_lists))
 
 
-def _values(override: Override, searches: bool) -> list[str]:
+def _values(override: Override) -> list[str]:
     """One override for each value of a swept override; any other override unchanged."""
     key, text = override.get_key_element(), text_of(override)
     if not override.is_sweep_override():
@@ -103,31 +80,21 @@ def _values(override: Override, searches: bool) -> list[str]:
     if key == "sweep":
         raise UserError(f"sweep: given several values, {given_value(override)}; allowed: one value, which defines the points")
     try:
-        swept = override.value()
-        if isinstance(swept, IntervalSweep):
-            if not searches:
-                raise UserError(f"cannot sweep {text!r} as a grid; allowed: values, a range(...), or a search such as "
-                                "sweep=optuna")
-            return [f"{key}={swept.start}", f"{key}={swept.end}"]
         # One value too many is enough for the error: a range of the command line may have any length.
         return [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), _MOST_POINTS + 1)]
     except (HydraException, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {text!r}: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot sweep {text!r}: {' '.join(str(error).split())}; allowed: values, or a range(...)") from error
 
 
-def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] = frozenset()) -> Job:
+def job_of(composing: Composer, texts: Sequence[str]) -> Job:
     """The checked job of overrides without swept values. Raises UserError.
 
     If an experiment chooses the probe, a model, draft or dataset that the probe does not use is left out with a note. One
     command line therefore suits all experiments.
-
-    Args:
-        optional: names of the fields and groups that are left out if they do not apply.
     """
-    kept = _applying(composing, tuple(texts), optional)
-    composed, choices, _ = composing.compose(kept)
+    composed, choices, _ = composing.compose(texts)
     config = to_config(composed)
-    overrides = [composing.parse(text) for text in kept]
+    overrides = [composing.parse(text) for text in texts]
     may_be_idle = () if any(override.key_or_group == "probe" for override in overrides) else _INPUTS
     for override in _idle(config, overrides):
         name, _, value = text_of(override).lstrip("+~").partition("=")
@@ -136,8 +103,7 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
             continue
         probe = name_of(config.probe)
         raise ConfigError(name, value, f"no override of {_group(override)}, since probe={probe} does not use it")
-    applied = tuple(text_of(one) for one in composing.overrides(kept) if not one.is_hydra_override())
-    return Job(config, applied, choices, tuple(composing.parse(text).key_or_group for text in texts if text not in kept))
+    return Job(config, tuple(text_of(one) for one in composing.overrides(texts) if not one.is_hydra_override()), choices)
 
 
 def note_idle(job: Job, overrides: Sequence[Override]) -> None:
@@ -155,29 +121,13 @@ def note_idle(job: Job, overrides: Sequence[Override]) -> None:
             note(f"{override.key_or_group} has no effect with {group}={chosen}")
 
 
-def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Collection[str]) -> frozenset[str]:
-    """The names of the fields and groups that apply to some of the points but not to all, and the names in `named`.
-
-    Raises UserError for a field that no point has and that is not in `named`.
-    """
-    lacking = [composing.lacking(texts) for texts in _shown(points, "fields")]
-    # A field that no point has is a typing mistake; one that some points have applies only there.
-    nowhere = {name for name in lacking[0] if all(name in each for each in lacking)} - set(named)
-    if nowhere and len(points) > 1:
-        name = next(name for name in composing.lacking(points[0]) if name in nowhere)
-        fields = {field for texts in points for field in composing.known_fields(name.rpartition(".")[0], texts)}
-        raise mistakes.in_no_point(name, sorted(fields))
-    optional = frozenset(named) | {name for each in lacking for name in each} - nowhere
-    idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in _shown(points, "values")]
-    return optional | {name for name in set().union(*idle) if not all(name in other for other in idle)}
-
-
-def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: frozenset[str]) -> Iterator[Job]:
-    """The checked job of each point of a grid, in order. Points that do the same share the job of the first one.
+def jobs_of(composing: Composer, points: Sequence[Sequence[str]]) -> Iterator[Job]:
+    """The checked job of each point of a sweep, in order. Points that do the same share the job of the first one.
 
     A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError, whose
     line names the point.
     """
+    optional = _optional_of(composing, points)
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
     everywhere = set(kept[0]).intersection(*kept)
 
@@ -203,6 +153,22 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
                 needed = left
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
+
+
+def _optional_of(composing: Composer, points: Sequence[Sequence[str]]) -> frozenset[str]:
+    """The names of the fields and groups that apply to some of the points of a sweep but not to all.
+
+    Raises UserError for a field that no point has.
+    """
+    lacking = [composing.lacking(texts) for texts in _shown(points, "fields")]
+    # A field that no point has is a typing mistake; one that some points have applies only there.
+    if nowhere := set(lacking[0]).intersection(*lacking):
+        name = next(name for name in lacking[0] if name in nowhere)
+        fields = {field for texts in points for field in composing.known_fields(name.rpartition(".")[0], texts)}
+        raise mistakes.in_no_point(name, sorted(fields))
+    optional = frozenset(name for each in lacking for name in each)
+    idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in _shown(points, "values")]
+    return optional | {name for name in set().union(*idle) if not all(name in other for other in idle)}
 
 
 def _shown(points: Sequence[T], title: str) -> Iterator[T]:
@@ -252,102 +218,57 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(text for text in job if text not in common) for job in jobs]
 
 
-class _JobOutcome(NamedTuple):
-    overrides: Sequence[str]
+class Outcome(NamedTuple):
+    """What became of a job of a sweep."""
+
+    label: str
+    """The overrides that are not common to all jobs."""
     state: str
-    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job), `left` to others or `failed`."""
-    reason: str = ""
-    value: float | None = None
-    """The objective."""
+    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job), `left` to others, `failed` by a
+    mistake of the user, or `bug`."""
 
 
-class SweepOutcomes:
-    """Runs the jobs of a sweep. A job that fails does not stop the others."""
-
-    def __init__(self, sweep: Sweep, run: Callable[[Job], RunResult], jobs: Sequence[Job] = ()):
-        self._searches, self._run = sweep.searches, run
-        self._common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set[str]()
-        self._num_jobs, self._swept = sweep.num_trials or len(jobs), swept_names([job.overrides for job in jobs])
-        self._outcomes: list[_JobOutcome] = []
-        self._folders: set[Path] = set()
-        self._exit_code = 0
-
-    def run(self, overrides: Sequence[str], compose: Callable[[], Job]) -> float | None:
-        """Runs the job that `compose` returns and notes its outcome. Returns the objective, None if there is none.
-
-        In a search an error is raised again, because a search notices failures by exceptions.
-        """
+def run_jobs(jobs: Sequence[Job], run: Callable[[Job], RunResult]) -> list[Outcome]:
+    """Runs the jobs of a sweep. A job that fails does not stop the others: neither a mistake nor a bug costs later points."""
+    overrides = [job.overrides for job in jobs]
+    swept, outcomes, folders = swept_names(overrides), list[Outcome](), set[Path]()
+    for number, (job, label) in enumerate(zip(jobs, differing(overrides), strict=True), 1):
         try:
-            job = compose()
-            title = f"[{len(self._outcomes) + 1}/{self._num_jobs}] {point_label(job, self._swept)}"
-            result = self._run(job._replace(title=title))
-            value = objective_of(job.config.objective, result.summary)
-            if self._searches and value is None:
-                raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
-        except Exception as error:  # neither a mistake nor a bug at one point costs the points after it
-            self._fail(overrides, of_the_disk(error) or error)
-            if self._searches:
-                raise
-            return None
-        before = "same" if result.folder in self._folders else "left" if result.num_left else "before"
-        self._folders.add(result.folder)
-        self._outcomes.append(_JobOutcome(overrides, "done" if result.num_new else before, value=value))
-        return value
-
-    def _fail(self, overrides: Sequence[str], error: Exception) -> None:
-        of_user = isinstance(error, UserError)
-        if not of_user or os.environ.get("DFLASH_MCMC_TRACEBACK"):
-            traceback.print_exception(error)
-        reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if ranks.rank():
-            program.print_error(reason)
-        elif not self._searches:  # the sweeper of a search prints it
-            texts = " ".join(text for text in overrides if text not in self._common)
-            tell(f"failed: {texts}: {reason}")
-        self._exit_code = 2 if of_user and self._exit_code != 1 else 1
-        self._outcomes.append(_JobOutcome(overrides, "failed", reason))
-
-    @property
-    def all_failed(self) -> bool:
-        """Whether there were jobs and all of them failed."""
-        return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
-
-    def report(self, objective: str) -> int:
-        """Prints which jobs failed, and the number of jobs with each outcome. The reasons in a grid are printed already.
-
-        Returns:
-            The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
-        """
-        states = [outcome.state for outcome in self._outcomes]
-        labels = differing([outcome.overrides for outcome in self._outcomes])
-        failed = [(label, outcome.reason) for label, outcome in zip(labels, self._outcomes, strict=True)
-                  if outcome.state == "failed"]
-        if self._searches:
-            for label, reason in failed:
-                tell(f"failed: {label}: {reason}")
-        elif failed and len(states) > 1:
-            print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
-        values = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
-                 if outcome.value is not None}
-        if self._searches and values:
-            best = max(values.values())
-            label, *alike = [label for label, value in values.items() if value == best]
-            tie = f", a tie with {len(alike)} more" if alike else ""
-            print(f"best of {len(values)}: {objective} {best:.4g} with {label}{tie}")
-        same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
-        same += f", {states.count('left')} being drawn by other processes" if "left" in states else ""
-        print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
-              f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
-        return self._exit_code
+            result = run(job._replace(title=f"[{number}/{len(jobs)}] {point_label(job, swept)}"))
+        except Exception as error:
+            outcomes.append(Outcome(label, _failed(of_the_disk(error) or error, label)))
+            continue
+        before = "same" if result.folder in folders else "left" if result.num_left else "before"
+        folders.add(result.folder)
+        outcomes.append(Outcome(label, "done" if result.num_new else before))
+    return outcomes
 
 
-def objective_of(name: str, summary: dict) -> float | None:
-    """The value that a search maximises: `accuracy`, or `accuracy_per_cost`, the correct samples per million token-forwards.
+def _failed(error: Exception, label: str) -> str:
+    """Prints why a job has failed, and returns its state."""
+    of_user = isinstance(error, UserError)
+    if not of_user or os.environ.get("DFLASH_MCMC_TRACEBACK"):
+        traceback.print_exception(error)
+    reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if ranks.rank():
+        program.print_error(reason)
+    else:
+        tell(f"failed: {label}: {reason}")
+    return "failed" if of_user else "bug"
 
-    With `aggregate`, accuracy counts one answer for each problem, combined in the first way that it names.
+
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Prints which jobs failed, for reasons that are printed already, and the number of jobs with each outcome.
+
+    Returns:
+        The exit code: 0, 2 if jobs failed by mistakes of the user, 1 if one failed by a bug.
     """
-    counted: dict[str, Any] = next(iter(summaries.aggregates_of(summary)), summary)
-    accuracy = counted.get("accuracy")
-    if name == "accuracy" or accuracy is None:
-        return accuracy
-    return 1e6 * counted["correct"] / counted["token_forwards"]
+    states = [outcome.state for outcome in outcomes]
+    failed = [outcome.label for outcome in outcomes if outcome.state in ("failed", "bug")]
+    if failed and len(states) > 1:
+        print(f"failed, with the reasons above: {', '.join(failed)}", file=sys.stderr)
+    same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
+    same += f", {states.count('left')} being drawn by other processes" if "left" in states else ""
+    print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
+          f"{states.count('before')} already complete{same}, {len(failed)} failed")
+    return 1 if "bug" in states else 2 if failed else 0

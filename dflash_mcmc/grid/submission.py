@@ -23,7 +23,6 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
-from dflash_mcmc.process import ranks
 from dflash_mcmc.runner.plan import table
 from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.store.described import object_if_readable
@@ -41,15 +40,8 @@ _LIVE_SECONDS = 3600.0
 
 def submit(command: Command, launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
-    if command.sweep is not None and command.sweep.num_trials is not None:
-        raise UserError("hydra/launcher: given 'slurm' with a search, which chooses each point from the results of earlier "
-                        "points; allowed: a grid, such as -m or sweep=alpha_beta, or a search in one job: the same command "
-                        "with hydra/launcher=basic in a file for sbatch")
     for job in command.jobs:
         _refuse_grace(job.config, launcher)
-    if ranks.world_size() > 1:
-        raise UserError("hydra/launcher: given 'slurm' in a launch of several processes; allowed: one process; each job "
-                        "then starts hydra.launcher.processes processes")
     launcher = _with_groups([job.config for job in command.jobs], launcher)
     cluster.check(launcher.partition)
     _submitit()

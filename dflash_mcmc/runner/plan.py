@@ -70,10 +70,9 @@ def checked(arguments: list[str]) -> Command:
     """The command of a command line, after every check that loads no model. Raises UserError."""
     try:
         command = check_command(arguments)
-        if command.jobs and ranks.world_size() > 1 and (command.launcher or (command.sweep and command.sweep.searches)):
-            given, does = ("hydra/launcher: given slurm", "submits the jobs") if command.launcher else (
-                "hydra/sweeper: given a search", "chooses the points")
-            raise UserError(f"{given} in a launch of {ranks.world_size()} processes; allowed: in one process, which {does}")
+        if command.launcher and ranks.world_size() > 1:
+            raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: one "
+                            "process, whose jobs start hydra.launcher.processes processes each")
         memory, jobs = check(command.jobs, here=not command.launcher)
         return command._replace(jobs=jobs, memory=memory)
     except UserError:
@@ -283,13 +282,10 @@ class _PlannedRun(NamedTuple):
 def table(command: Command) -> str:
     """A row for each different run of a checked command line, their total, and the assumptions, as text.
 
-    The points of a search are not known yet, so each trial is estimated as the most expensive job. Problems that do not fit
-    are recorded as too long, and cost nothing. Raises UserError if the problems cannot be counted.
+    Problems that do not fit are recorded as too long, and cost nothing. Raises UserError if the problems cannot be counted.
     """
     runs: dict[str, _PlannedRun] = {}
-    jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
-    searches = command.sweep is not None and command.sweep.searches
-    rates = []
+    jobs, rates = command.jobs, []
     needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
     finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
     for job, label in zip(jobs, point_labels(jobs), strict=True):
@@ -307,13 +303,9 @@ def table(command: Command) -> str:
             runs[key] = run
     estimates = [run.estimate for run in runs.values()]
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
-    if searches and num_trials is not None:
-        most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
-        rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job",
-                         CostEstimate.total([most] * num_trials)))
-    elif len(estimates) > 1:
+    if len(estimates) > 1:
         rows.append(_row("total", CostEstimate.total(estimates)))
-    same = (len(jobs) if searches else command.num_points) - len(runs)
+    same = command.num_points - len(runs)
     notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(job.config.engine.memory_note(job.config) for job in jobs

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -104,7 +102,7 @@ def test_evidence_compares_draws_with_chains_that_see_one_test_of_a_question():
 
 
 def test_every_sweep_is_tested():
-    assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
+    assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "full", "votes",
                                         "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources", "mixing",
                                         "evidence"}
 
@@ -119,20 +117,15 @@ def test_every_sweep_is_tested():
     (["-m", "condition=ps,temp", "sampler.temprature=1"], ("sampler.temprature", "did you mean 'temperature'", "num_steps")),
     (["-m", "condition=ps,blend_ps", "blend.beta=0.1,2"], ("blend.beta: given 2.0; allowed: a number >= -10 and <= 1",)),
     (["-m", "probe=layer_rank,logit_blend", "sampler.alpha=2"], ("sampler.alpha: given '2'; allowed: no override of",)),
-    (["sweep=optuna", "condition=ps,blend_ps"], ("blend.beta: given several values in a search", "not every point")),
-    (["condition=ps", "blend.bta=1", "--if-present=blend.bta"], ("--if-present: given 'blend.bta'", "did you mean 'beta'")),
-    (["condition=ps", "blend.bta=1", "--if-present=blend.beta"], ("blend.bta: unknown field",)),
-    (["condition=ps", "--if-present=seed"], ("--if-present: given 'seed'", "fields of components")),
     (["sweep=equal_cost", "condition=greedy,blend_ps"], ("condition: given 'blend_ps'; allowed: options of",)),
     (["sweep=equal_cost", "sampler.num_steps=3"], ("sampler.num_steps: given '3'; allowed: no value",)),
     (["--cfg", "job", "-m", "seed=1,2"], ("--cfg", "one run")),
-    (["-m", "sampler.alpha=interval(1,2)"], ("sampler.alpha=interval(1,2)", "range", "sweep=optuna")),
+    (["-m", "sampler.alpha=interval(1,2)"], ("cannot sweep 'sampler.alpha=interval(1,2)': ", "; allowed: values, or a range")),
     (["seed=1,2"], ("seed: given several values", "-m before")),
     (["-m", "hydra/sweeper=nope"], ("hydra/sweeper: 'nope' is not installed", "basic")),
-    (["-m", "condition=ps", "sampler.alpha=2,-1", "blend.beta=0.1", "--if-present=blend.beta"],
+    (["-m", "condition=ps", "sampler.alpha=2,-1"],
      ("sampler.alpha: given -1.0; allowed: ", "; at the point sampler.alpha=-1")),
-    (["sweep=optuna", "sampler.alpha=interval(-1.0,2.0)"], ("sampler.alpha: given -1.0; allowed: a number >= 1e-06",)),
-    (["-m", "hydra/sweeper=optuna", "sampler.alpha=1,2"], ("hydra.sweeper.direction: given 'minimize'; allowed: maximize",)),
+    (["-m", "hydra/sweeper=basic", "seed=1,2"], ("hydra/sweeper: given basic, which has no effect here",)),
 ])
 def test_mistakes_are_one_line_before_anything_runs(arguments, parts):
     command_is_refused(arguments, *parts)
@@ -204,14 +197,6 @@ def test_a_probe_leaves_out_the_groups_that_it_does_not_use():
         ("probe=layer_rank", "condition sampler.alpha")]
 
 
-def test_a_named_field_is_left_out_of_a_single_run_that_lacks_it():
-    """An agent of W&B runs points one by one, so that no run knows the others."""
-    named = ("--if-present=blend.beta,sampler.temperature", "sampler.alpha=2", "blend.beta=0.1")
-    assert shown("condition=ps", *named) == [("condition=ps alpha=2", "blend.beta")]
-    (config,) = configs_of("condition=blend_ps", *named)
-    assert (config.sampler.alpha, config.blend.beta) == (2.0, 0.1)
-
-
 def test_the_plan_is_printed_before_the_first_point(executed, capsys):
     assert ended("-m", "condition=greedy,ps", "sampler.alpha=2,4", "tracker=none", "dataset.limit=3", "num_chains=2") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -241,9 +226,7 @@ class Executed:
             raise error
         new = 0 if folder in self.complete else 5
         self.complete.add(folder)
-        accuracy = 1 / (1 + abs(config.sampler.alpha - 3))
-        summary = {"accuracy": accuracy, "correct": 5, "token_forwards": 1000 * config.sampler.alpha}
-        return RunResult(folder, summary, new, 0, 0)
+        return RunResult(folder, {}, new, 0, 0)
 
 
 @pytest.fixture
@@ -362,72 +345,6 @@ def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path, monke
     assert [json.loads(line)["problem"] for line in records.read_text().splitlines()] == ["arith-001"]
     assert ended(*arguments) == 2
     assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 0 done now, 1 already complete, 1 failed"
-
-
-SEARCH = ("sweep=optuna", "tracker=none", "hydra.sweeper.n_trials=3")
-
-
-def test_search_leaves_a_single_value_out_of_trials_that_lack_its_field(executed):
-    assert ended(*SEARCH, "condition=blend_greedy,blend_ps", "sampler.num_steps=3", "hydra.sweeper.n_trials=6") == 0
-    drawn = {(config.condition.name, getattr(config.sampler, "num_steps", None)) for config in executed.configs}
-    assert drawn == {("blend_greedy", None), ("blend_ps", 3)}
-
-
-def test_search_asks_for_the_same_points_again_and_goes_on(executed, capsys):
-    assert ended(*SEARCH, "hydra.sweeper.n_trials=2") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 already complete, 0 failed"
-    first = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
-    assert all(1 <= alpha <= 8 and 0.01 <= beta <= 0.2 for alpha, beta in first)
-    assert {c.condition.name for c in executed.configs} == {"blend_ps"}
-    executed.configs.clear()
-    assert ended(*SEARCH) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "3 jobs: 1 done now, 2 already complete, 0 failed"
-    points = [(c.sampler.alpha, c.blend.beta) for c in executed.configs]
-    assert points[:2] == first
-    nearest = min(points, key=lambda point: abs(point[0] - 3))
-    assert lines[-2].startswith(f"best of 3: accuracy {1 / (1 + abs(nearest[0] - 3)):.4g} with sampler.alpha={nearest[0]}")
-
-
-@pytest.mark.slow
-def test_search_maximises_the_objective_that_is_asked_for(executed, capsys):
-    assert ended(*SEARCH, "objective=accuracy_per_cost") == 0
-    cheapest = min(config.sampler.alpha for config in executed.configs)
-    assert f"accuracy_per_cost {1e6 * 5 / (1000 * cheapest):.4g} with sampler.alpha={cheapest}" in capsys.readouterr().out
-
-
-def test_search_goes_on_after_a_failed_trial_and_calls_a_tie_a_tie(executed, capsys):
-    arguments = (*SEARCH, "sampler.alpha=choice(2,4)", "hydra.sweeper.n_trials=5")
-    executed.fails = {("power_mh", 2.0): UserError("known")}
-    assert ended(*arguments) == 2
-    output = capsys.readouterr()
-    failed = sum(config.sampler.alpha == 2.0 for config in executed.configs)
-    assert 0 < failed < 4
-    assert output.err.count("failed: sampler.alpha=2") == failed
-    assert output.out.splitlines()[-1] == f"5 jobs: {5 - failed} done now, 0 already complete, {failed} failed"
-    assert output.out.splitlines()[-2].endswith(f", a tie with {4 - failed} more")
-
-
-def test_search_of_which_nothing_comes_ends_like_a_sweep(executed, capsys):
-    executed.fails = {("power_mh", 2.0): UserError("known")}
-    assert ended(*SEARCH, "sampler.alpha=2", "hydra.sweeper.n_trials=2") == 2
-    output = capsys.readouterr()
-    assert "best_trial" not in output.err
-    assert output.out.splitlines()[-1] == "2 jobs: 0 done now, 0 already complete, 2 failed"
-
-
-def test_search_is_checked_at_the_ends_of_its_ranges():
-    ends = {(c.sampler.alpha, c.blend.beta) for c in configs_of("sweep=optuna")}
-    assert ends == {(1.0, 0.01), (8.0, 0.01), (1.0, 0.2)}
-
-
-def test_search_without_its_library_is_one_line(tmp_path):
-    code = "import sys; sys.modules['hydra_plugins'] = None\nfrom dflash_mcmc.__main__ import main\nmain(['sweep=optuna'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == ("error: hydra/sweeper: 'optuna' is not installed; allowed: basic; for optuna: pip install "
-                           "-e '.[sweep]'\n")
-    assert list(tmp_path.iterdir()) == []
 
 
 # Labels name the fields that differ from the condition's own values.

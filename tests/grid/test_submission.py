@@ -140,7 +140,6 @@ MISTAKES = {
     "field": (["shards=0"], ["hydra.launcher.shards", ">= 1"]),
     "partition": (["partition=mian"], ["hydra.launcher.partition", "'mian'", "did you mean 'main'"]),
     "grace": (["hardware.grace_seconds=110"], ["hardware.grace_seconds", "110", "at most 108"]),
-    "search": (["sweep=optuna", "condition=blend_ps"], ["hydra/launcher", "search"]),
     "too many": (["dataset.limit=100", "num_chains=20", "shards=1000"], ["2,000 jobs", "at most 1,000", "confirm=true"]),
     "no points": (["seed=range(1,1)"], ["error: the sweep: given no point; allowed: at least one value of everything"]),
     "sbatch": (["gpus=64"], ["error: hydra.launcher: given gpus=64 cpus=4 minutes=60; SLURM refuses these jobs: "

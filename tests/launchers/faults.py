@@ -24,7 +24,7 @@ from tests import processes
 from tests.runs import TIMES
 
 SWEEP = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "sampler.num_steps=1",
-         "seed=0,1", "dataset.limit=16", "tracker=jsonl", "hardware.num_slots=2", "hardware.grace_seconds=2")
+         "seed=0,1", "dataset.limit=16", "tracker=none", "hardware.num_slots=2", "hardware.grace_seconds=2")
 NUM_RECORDS = 32
 _SHIFTED = """
 import datetime, sys, time

@@ -16,6 +16,7 @@ import pytest
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
@@ -148,8 +149,8 @@ def test_phases(slurm, tmp_path):
     assert {len(samples(run)) for run in runs} == {2}
 
 
-def test_each_phase_takes_the_arguments_of_the_document(tmp_path):
-    """`sampler.alpha` and `blend.beta` are left out where a phase lacks them. A stand-in for srun writes its arguments."""
+def test_each_condition_takes_the_arguments_of_the_document(tmp_path):
+    """`sampler.alpha` and `blend.beta` are left out where a condition lacks them. A stand-in for srun writes its arguments."""
     stand_in = tmp_path / "srun"
     stand_in.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" END >> {tmp_path}/given\n")
     stand_in.chmod(0o755)
@@ -158,11 +159,11 @@ def test_each_phase_takes_the_arguments_of_the_document(tmp_path):
         **os.environ, **environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1",
         "EXPERIMENT": "demo"})
     assert done.returncode == 0, done.stderr
-    *phases, _ = (tmp_path / "given").read_text().split("END\n")[:-1]
-    overrides = [phase.partition(f"{sys.executable}\n")[2].splitlines() for phase in phases]
-    jobs = [job for of_phase in overrides for job in check_command(["-m", *of_phase]).jobs]
+    drawn, _ = (tmp_path / "given").read_text().split("END\n")[:-1]
+    jobs = check_command(["-m", *drawn.partition(f"{sys.executable}\n")[2].splitlines()]).jobs
     assert [job.config.condition.name for job in jobs] == [
         "greedy", "temp", "blend_greedy", "ps", "blend_ps", "draft_blend_ps"]
+    assert [name_of(job.config.draft) for job in jobs] == [*["none"] * 5, "dflash"]
     assert {job.config.sampler.alpha for job in jobs[3:]} == {8.0}
     assert [job.config.blend.beta for job in jobs if hasattr(job.config.blend, "beta")] == [0.1] * 3
 

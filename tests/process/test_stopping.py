@@ -16,9 +16,15 @@ import pytest
 from dflash_mcmc.process import stopping
 from tests import processes
 from tests.runs import QUICK, finish, folder_of, held, records_of, same, start, wait_for_records
+from tests.tracker import lines
 from tests.tracker.test_wandb import entries
 
-WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")
+WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=trackio")
+
+
+@pytest.fixture(autouse=True)
+def _lines(monkeypatch):
+    lines.use(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])

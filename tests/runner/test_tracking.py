@@ -15,26 +15,36 @@ from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.runner.tracking import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.tracker.jsonl import JsonlWriter
+from dflash_mcmc.tracker import Guarded
+from dflash_mcmc.tracker.trackio import TrackioTracker
 from tests import processes
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.runs import execute, shared
+from tests.tracker import lines
+from tests.tracker.lines import Lines
 
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
 KILLED = """
 import os, signal, sys, time
 from dflash_mcmc import __main__
 from dflash_mcmc.runner import tracking
+from tests.tracker import lines
 
 def killed(*given):
     time.sleep(float(os.environ.get("PAUSE", "0")))
     os.kill(os.getpid(), signal.SIGKILL)
 
 tracking.Tracking.complete = killed
+lines.use()
 __main__.main(sys.argv[1:])
 """
 """A run that is killed between its last record and the summary that its tracker gets, PAUSE seconds behind the former."""
+
+
+@pytest.fixture(autouse=True)
+def _lines(monkeypatch):
+    lines.use(monkeypatch.setattr)
 
 
 def told(folder: Path) -> list[dict]:
@@ -56,14 +66,14 @@ def no_model(monkeypatch):
 
 
 def test_killed_before_the_summary_it_is_told_by_the_next_start(make_config, tmp_path, no_model):
-    done = processes.run(["-c", KILLED, *GREEDY, "tracker=jsonl", f"paths.outputs={tmp_path}"], tmp_path,
+    done = processes.run(["-c", KILLED, *GREEDY, "tracker=trackio", f"paths.outputs={tmp_path}"], tmp_path,
                          PYTHONPATH=str(ROOT))
     assert done.returncode == -9
     (folder,) = (tmp_path / "demo").iterdir()
     assert (steps(folder), summaries(folder)) == ([1, 2, 3], [])
     no_model()
     for _ in range(2):
-        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        result = execute(make_config(*GREEDY, "tracker=trackio"))
         assert result.num_new == 0
         assert (steps(folder), summaries(folder)) == ([1, 2, 3], [result.summary])
 
@@ -72,7 +82,7 @@ def test_a_tracker_that_is_new_to_a_run_is_told_all_of_it(make_config, no_model)
     folder = execute(make_config(*GREEDY)).folder
     assert "tracked" not in (folder / "run.json").read_text()
     no_model()
-    result = execute(make_config(*GREEDY, "tracker=jsonl"))
+    result = execute(make_config(*GREEDY, "tracker=trackio"))
     assert steps(folder) == [1, 2, 3]
     assert summaries(folder) == [result.summary]
     for end in ("", "_low", "_high"):
@@ -82,13 +92,13 @@ def test_a_tracker_that_is_new_to_a_run_is_told_all_of_it(make_config, no_model)
 def test_it_is_told_before_what_is_drawn_then(make_config):
     folder = execute(make_config(*GREEDY)).folder
     for _ in range(2):
-        execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=5"))
+        execute(make_config(*GREEDY, "tracker=trackio", "dataset.limit=5"))
         assert steps(folder) == [1, 2, 3, 4, 5]
         assert [summary["num_samples"] for summary in summaries(folder)] == [5]
 
 
 def test_a_summary_with_another_vote_is_told(make_config, no_model):
-    draws = ("experiment=demo", "condition=temp", "num_chains=3", "dataset.limit=3", "tracker=jsonl")
+    draws = ("experiment=demo", "condition=temp", "num_chains=3", "dataset.limit=3", "tracker=trackio")
     folder = execute(make_config(*draws)).folder
     no_model()
     for _ in range(2):
@@ -102,16 +112,16 @@ def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch
         raise OSError("quota")
 
     with monkeypatch.context() as broken:
-        broken.setattr(JsonlWriter, fails, fail)
-        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        broken.setattr(Lines, fails, fail)
+        result = execute(make_config(*GREEDY, "tracker=trackio"))
     assert result.summary["num_samples"] == 3
     assert "quota" in capsys.readouterr().err
     no_model()
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     assert steps(result.folder) == [1, 2, 3]
     assert summaries(result.folder)[-1] == result.summary
     count = len(told(result.folder))
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     assert len(told(result.folder)) == count
 
 
@@ -120,10 +130,43 @@ def test_a_tracker_that_did_not_start_is_told_from_the_first_record_later(make_c
         raise OSError("no server")
 
     with monkeypatch.context() as broken:
-        broken.setattr("dflash_mcmc.tracker.jsonl.JsonlTracker.start", fail)
-        folder = execute(make_config(*GREEDY, "tracker=jsonl")).folder
-    execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=4"))
+        broken.setattr(TrackioTracker, "start", fail)
+        folder = execute(make_config(*GREEDY, "tracker=trackio")).folder
+    execute(make_config(*GREEDY, "tracker=trackio", "dataset.limit=4"))
     assert steps(folder) == [1, 2, 3, 4]
+
+
+class Failing:
+    """A tracker that fails at the call named `at`."""
+
+    def __init__(self, at: str):
+        self.at, self.calls = at, []
+
+    def __getattr__(self, name: str):
+        def call(*_):
+            self.calls.append(name)
+            if name == self.at:
+                raise OSError("no space\nleft")
+            return self
+
+        return call
+
+
+def test_a_failing_tracker_is_reported_once_and_not_used_again(capsys):
+    for at in ("start", "log", "summary", "publish", "finish"):
+        tracker = Failing(at)
+        guarded = Guarded(tracker, None)
+        guarded.log({}, 1)
+        guarded.log({}, 2)
+        guarded.summary({}, [])
+        guarded.publish(None, {}, [])
+        assert guarded.works == (at == "finish")
+        guarded.finish(0)
+        assert not guarded.works
+        assert tracker.calls.index(at) == len(tracker.calls) - 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "no space left" in error
 
 
 HOLDS = """
@@ -143,28 +186,28 @@ def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, mo
                           cwd=ROOT) as other:
         assert other.stdout.readline() == b"True\n"
         (folder / "summary.json").unlink()
-        result = execute(make_config(*GREEDY, "tracker=jsonl"))
+        result = execute(make_config(*GREEDY, "tracker=trackio"))
         other.stdin.close()
     assert json.loads((folder / "summary.json").read_text()) == result.summary
     assert not (folder / "metrics.jsonl").exists()
     assert "another process is still working on this run and logs it to the tracker" in capsys.readouterr().err
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     assert summaries(folder) == [result.summary]
 
 
 def test_the_tracker_hears_how_a_run_ended(make_config, monkeypatch):
     codes = []
-    monkeypatch.setattr(JsonlWriter, "finish", lambda self, exit_code: codes.append(exit_code))
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    monkeypatch.setattr(Lines, "finish", lambda self, exit_code: codes.append(exit_code))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     monkeypatch.setattr(RunStore, "append", lambda self, record: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        execute(make_config(*GREEDY, "tracker=jsonl", "dataset.limit=4"))
+        execute(make_config(*GREEDY, "tracker=trackio", "dataset.limit=4"))
     assert codes == [0, 1]
 
 
 @pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path):
-    for rank in processes.start_ranks(2, shared("dataset.limit=6", "tracker=jsonl"), tmp_path):
+    for rank in processes.start_ranks(2, shared("dataset.limit=6", "tracker=trackio"), tmp_path):
         _, errors = rank.communicate(processes.HANG)
         assert rank.returncode == 0, errors[-3000:]
     (folder,) = (tmp_path / "outputs/demo").iterdir()
@@ -231,18 +274,17 @@ def test_without_a_command_line_the_name_is_the_label(make_config):
 
 def test_a_run_of_a_sweep_of_the_tracker_is_told_all_of_what_another_was_told(make_config, monkeypatch, no_model):
     """`wandb agent` gives each of its points a run of its own, also one that was drawn before."""
-    from dflash_mcmc.tracker.jsonl import JsonlTracker
     from dflash_mcmc.tracker.wandb import WandbTracker
 
-    folder = execute(make_config(*GREEDY, "tracker=jsonl")).folder
+    folder = execute(make_config(*GREEDY, "tracker=trackio")).folder
     no_model()
-    monkeypatch.setattr(JsonlTracker, "key", WandbTracker.key, raising=False)
+    monkeypatch.setattr(TrackioTracker, "key", WandbTracker.key, raising=False)
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-sweep")
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     assert steps(folder) == [1, 2, 3, 1, 2, 3]
     assert len(summaries(folder)) == 2
-    execute(make_config(*GREEDY, "tracker=jsonl"))
+    execute(make_config(*GREEDY, "tracker=trackio"))
     assert len(summaries(folder)) == 2
 
 
@@ -277,16 +319,16 @@ def test_the_search_finds_a_secret(tmp_path):
 def test_the_files_of_a_run_have_no_secret(make_config, tmp_path, monkeypatch, capfd):
     for name, secret in SECRETS.items():
         monkeypatch.setenv(name, secret)
-    execute(make_config("sampler=greedy", "tracker=jsonl", "dataset.limit=1", "dataset.max_new_tokens=8"))
+    execute(make_config("sampler=greedy", "dataset.limit=1", "dataset.max_new_tokens=8"))
     (tmp_path / "printed").write_text("".join(capfd.readouterr()))
     assert found_in(tmp_path) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["tracker=jsonl"], ["tracker=wandb"], ["tracker=jsonl", "-m", "seed=0,1"], [
-    "tracker=jsonl", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
+@pytest.mark.parametrize("options", [["tracker=wandb"], ["tracker=none", "-m", "seed=0,1"], [
+    "tracker=none", "grader=judge", "grader.url=http://127.0.0.1:9", "grader.model=none",
     "grader.api_key_env=DFLASH_TEST_JUDGE_KEY"]],
-    ids=["jsonl", "wandb", "sweep", "judge"])
+    ids=["wandb", "sweep", "judge"])
 def test_nothing_that_is_written_has_a_secret(tmp_path, options):
     done = run(tmp_path, "dflash_mcmc", "sampler=greedy", "dataset.limit=1", "dataset.max_new_tokens=8", *options)
     printed = done.stdout + done.stderr

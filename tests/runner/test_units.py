@@ -25,6 +25,7 @@ from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.store.schema import from_line
 from tests.runs import execute
+from tests.tracker import lines as tracked
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
 
@@ -64,7 +65,8 @@ def lengths(make_config, monkeypatch):
     """A configuration with the probe above: lengths(seed=1, limit=3, times=2)."""
     component = registry.Registration("probe", "lengths", Lengths, Lengths.__doc__)
     monkeypatch.setitem(registry._components, ("probe", "lengths"), component)
-    base = make_config("tracker=jsonl")
+    tracked.use(monkeypatch.setattr)
+    base = make_config("tracker=trackio")
 
     def make(limit=5, times=1, fails_after=None, seed=0):
         config = copy.deepcopy(base)

@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.refusals import refused
 from tests.targets import FAMILIES, random_model
+from tests.tracker import lines as tracked
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
          "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
@@ -66,8 +67,9 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     assert evaluations(whole) == evaluations(continued)
 
 
-def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
-    made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=jsonl")
+def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path, monkeypatch):
+    made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=trackio")
+    tracked.use(monkeypatch.setattr)
     folder = draft.train(made)
     assert folder == tmp_path / "there"
     (run,) = (tmp_path / "train").glob("draft-*")
