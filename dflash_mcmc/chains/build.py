@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from dflash_mcmc.ops import Chain, Evaluated, Tilt, tilted, until_ended
 from dflash_mcmc.potential import Evaluator
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import SamplerPart, Settings
+from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 
@@ -83,7 +84,7 @@ def first_prompt(config: Settings) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def chain(config: Settings, sampler: SamplerPart, problem: str, index: int, prompt: np.ndarray, model: ChainTarget,
+def chain(config: Settings, sampler: Any, problem: str, index: int, prompt: np.ndarray, model: ChainTarget,
           tilt: Tilt | None = None) -> Chain:
     """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
     return begun(config, sampler, prompt, Key(config.seed).fold_in(problem, index), model, tilt)
@@ -98,7 +99,7 @@ def tilt_of(config: Settings, evaluator: Evaluator, problem: Problem, prompt: np
     return Tilt(potential.beta, evaluate, potential.bounds, potential.stop_at_max)
 
 
-def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, model: ChainTarget,
+def begun(config: Settings, sampler: Any, prompt: np.ndarray, key: Key, model: ChainTarget,
           tilt: Tilt | None = None) -> Chain:
     """A chain after a prompt. A sampler that compares answers reads them as the grader does, in their normal form.
 

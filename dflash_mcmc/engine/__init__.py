@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import BlendPart, Settings
+    from dflash_mcmc.settings import Settings
 
 
 class Engine(Component):
@@ -59,7 +59,7 @@ class Engine(Component):
             second: the result of `Blend.second_prompts` for the prompts of these chains; None where it is not known.
         """
 
-    def blend_width(self, blend: BlendPart, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
+    def blend_width(self, blend: Any, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts.
 
         None for a blend that taps no layer, and for an engine that cannot measure it.

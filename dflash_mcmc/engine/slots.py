@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.errors import ConfigError, note
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
-    from dflash_mcmc.settings import BlendPart, Settings
+    from dflash_mcmc.settings import Settings
 
 
 @register("engine", "slots")
@@ -58,7 +58,7 @@ class Slots(Engine):
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
                          config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)
 
-    def blend_width(self, blend: BlendPart, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
+    def blend_width(self, blend: Any, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         layers = blend.tapped_layers(len(target.layers))
         if not layers:
             return None
@@ -80,7 +80,7 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def engine_of(config: Settings, model: LanguageModel, prompt_length: int, num_draws: int, blend: BlendPart | None,
+def engine_of(config: Settings, model: LanguageModel, prompt_length: int, num_draws: int, blend: Any,
               speculation: Speculation | None = None, drafter: Drafter | None = None,
               uses_draft: bool = False, second: Mapping[bytes, np.ndarray] | None = None) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.

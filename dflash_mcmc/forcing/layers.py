@@ -9,7 +9,7 @@ after another, each with its own forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from dflash_mcmc.engine.batching.model_runner import mixed_logits
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.settings import BlendPart
 
 NORMS = ("none", "final")
 """The norm between a layer's output and the head."""
@@ -106,7 +105,7 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 
 @torch.no_grad()
-def other_source(model: LanguageModel, blend: BlendPart, companion: LanguageModel | None, answer: Answer,
+def other_source(model: LanguageModel, blend: Any, companion: LanguageModel | None, answer: Answer,
                  last: torch.Tensor, second: np.ndarray | None = None) -> Source:
     """What a blend mixes into the target's logits along an answer.
 

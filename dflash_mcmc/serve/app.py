@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import secrets
 import time
@@ -10,15 +11,19 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.chains import build
@@ -27,7 +32,6 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve.answers import Bodies, Piece, Teller, TextScorer, error_of
 from dflash_mcmc.serve.fields import Chat, RequestFields, Text
-from dflash_mcmc.serve.gate import Metrics, guard
 from dflash_mcmc.serve.options import ServeOptions, model_name
 from dflash_mcmc.serve.samplers import config_of, sampler_of
 from dflash_mcmc.serve.workers import Order, started
@@ -40,6 +44,12 @@ if TYPE_CHECKING:
 
 _LOOKS_SECONDS = 0.5
 """Between two looks at whether a client that waits is still there."""
+_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "::1", "[::1]")
+_LOGS = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+_LOGS["loggers"]["uvicorn"]["level"] = "WARNING"
+_LOGS["handlers"]["access"]["stream"] = "ext://sys.stderr"
+_Key = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
 class Service:
@@ -53,13 +63,25 @@ class Service:
     def __init__(self, options: ServeOptions, config: Config):
         self.options, self.name, self._config = options, model_name(config), config
         self._target, self.workers, self._longest_prompt = started(config, options)
-        self.metrics, self._started = Metrics(self.workers), int(time.time())
+        self._started, self._registry = int(time.time()), (registry := CollectorRegistry())
+        self._requests = Counter("dflash_mcmc_requests", "Requests for answers by status.", ("status",), registry=registry)
+        self._seconds = Histogram("dflash_mcmc_request_seconds", "Seconds from a request to the end of its answers.",
+                                  buckets=_BOUNDS, registry=registry)
+        self._generated = Counter("dflash_mcmc_generated_tokens", "Tokens of answers.", registry=registry)
+        self._forwards = Counter("dflash_mcmc_token_forwards", "Positions of the target's forwards.", registry=registry)
+        for place, name in enumerate(("waiting", "live")):
+            gauge = Gauge(f"dflash_mcmc_{name}", f"Answers that are {name}.", registry=registry)
+            gauge.set_function(lambda place=place: self.workers.counts[place])  # type: ignore[misc]
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
         self._reader.submit(int).result()  # the thread runs from the start
 
     def server(self) -> uvicorn.Server:
-        """The server, which closes the engine at its end. Of more than 2,048 connections the others get status 503."""
+        """The server, which closes the engine at its end. Of more than 2,048 connections the others get status 503.
+
+        A name that its owner points at this machine (DNS rebinding) would let a page of another site read answers: the header
+        Host must be allowed. So must the Origin of a page before its browser sends JSON, which FastAPI asks for.
+        """
         @asynccontextmanager
         async def life(_: FastAPI) -> AsyncIterator[None]:
             yield
@@ -67,16 +89,29 @@ class Service:
             self._reader.shutdown()
 
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
-        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
-        app.add_api_route("/v1/models", self.models, methods=["GET"])
+        keyed = [Depends(self.check_key)]
+        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], dependencies=keyed)
+        app.add_api_route("/v1/completions", self.completions, methods=["POST"], dependencies=keyed)
+        app.add_api_route("/v1/models", self.models, methods=["GET"], dependencies=keyed)
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.numbers, methods=["GET"])
         for kind in (UserError, RequestValidationError, HTTPException, Exception):
-            app.add_exception_handler(kind, _refused)
-        guard(app, self.options, self.metrics)
-        return uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="on", log_level="warning", access_log=False,
-                                             server_header=False, timeout_keep_alive=30, limit_concurrency=2048))
+            app.add_exception_handler(kind, self._refused)
+        listens = [self.options.host] if self.options.host not in ("0.0.0.0", "::") else []
+        hosts = [*_LOOPBACK, *map(str.lower, [*self.options.allowed_hosts, *listens])]
+        origins = "|".join(re.escape(name).replace(r"\*", ".*") for name in hosts)
+        app.add_middleware(RequestBodyLimitMiddleware, max_body_size=self.options.max_body_bytes)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+        app.add_middleware(CORSMiddleware, allow_origin_regex=rf"(?i:https?://({origins})(:\d+)?)",
+                           allow_methods=["GET", "POST"], allow_headers=["*"])
+        return uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="on", log_config=_LOGS, server_header=False,
+                                             timeout_keep_alive=30, limit_concurrency=2048))
+
+    async def check_key(self, given: _Key) -> None:
+        """Raises HTTPException for a request without the key. The comparison takes the same time for keys of one length."""
+        key = self.options.api_key
+        if key is not None and (given is None or not secrets.compare_digest(given.credentials.encode(), key.encode())):
+            raise HTTPException(401, "the request has no key, or a wrong one; allowed: the header Authorization: Bearer KEY")
 
     async def chat(self, asked: Chat, request: Request) -> Response:
         """`/v1/chat/completions`."""
@@ -103,7 +138,7 @@ class Service:
 
     async def numbers(self) -> Response:
         """`/metrics`, for Prometheus."""
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _answer(self, request: Request, asked: RequestFields, prompts: Sequence[Any], logprobs: bool, top: bool,
                       echo: bool) -> Response:
@@ -145,7 +180,7 @@ class Service:
     async def _parts(self, bodies: Bodies, orders: Sequence[Order], tellers: Sequence[Teller],
                      heard: asyncio.Queue[Piece | int]) -> AsyncIterator[Piece]:
         """The parts of answers as they are told. Raises what the orders raise. Orders that are not finished are given up."""
-        ended = list[Piece]()
+        ended, started = list[Piece](), time.perf_counter()
         try:
             while len(ended) < len(orders):
                 item = await heard.get()
@@ -153,8 +188,10 @@ class Service:
                     ended.append(item := tellers[item].rest(orders[item].future.result()))
                 yield item
             usage = bodies.usage(ended)
-            self.metrics.tokens.inc(usage["completion_tokens"])
-            self.metrics.forwards.inc(usage["token_forwards"])
+            self._requests.labels(status="200").inc()
+            self._seconds.observe(time.perf_counter() - started)
+            self._generated.inc(usage["completion_tokens"])
+            self._forwards.inc(usage["token_forwards"])
         finally:
             for order in orders:
                 order.future.cancel()
@@ -212,6 +249,12 @@ class Service:
                               "(serve.max_prompt_tokens)")
         return tokens
 
+    async def _refused(self, _: Request, error: Exception) -> Response:
+        """The answer to an error. Starlette raises one that is a mistake of ours again, and uvicorn prints it."""
+        status, body = error_of(error)
+        self._requests.labels(status=str(status)).inc()
+        return JSONResponse(body, status, getattr(error, "headers", None))
+
     @cached_property
     def _texts(self) -> TokenTexts:
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
@@ -236,9 +279,3 @@ async def _unless_gone(request: Request, parts: AsyncIterator[Piece]) -> list[Pi
             drawing.cancel()
             raise HTTPException(499, "the client has gone")
     return drawing.result()
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    """The answer to an error. Starlette raises one that is a mistake of ours again, and uvicorn prints it."""
-    status, body = error_of(error)
-    return JSONResponse(body, status, getattr(error, "headers", None))

@@ -120,7 +120,7 @@ def test_bodies_of_10_megabytes():
     """Beyond the limit of bodies, and within it beyond the limit of prompts."""
     with serving("condition=greedy") as (_, port):
         reply = asked(port, prompt="x" * 10_000_000).getresponse()
-        assert (reply.status, json.loads(reply.read())["error"]["message"].partition(":")[0]) == (413, "body")
+        assert (reply.status, reply.read()) == (413, b"Content Too Large")
         assert asked(port).getresponse().status == 200
     with serving("condition=greedy", "serve.max_body_bytes=20000000") as (_, port):
         large = [asked(port, prompt="pen s " * 1_700_000), asked(port, prompt=[5] * 3_000_000)]

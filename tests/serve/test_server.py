@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import re
 import socket
 import threading
@@ -333,7 +334,6 @@ WRONG = {
     "sampler": ({"prompt": "x", "sampler": "powermh"}, 400, "did you mean 'power_mh'?"),
     "draft": ({"prompt": "x", "sampler": "draft_mh"}, 400, "draft"), "tools": ({"prompt": "x", "tools": [{}]}, 400, "tools"),
     "width": ({"prompt": "x", "sampler": {"name": "best_of_n", "num_candidates": 60_000}}, 400, "serve.max_width"),
-    "body": (b" " * 20_001, 413, "serve.max_body_bytes"),
 }
 
 
@@ -351,14 +351,25 @@ def test_a_wrong_request_gets_one_line(running, kind):
 @pytest.mark.parametrize(("headers", "status"), [
     ({"Content-Type": "text/plain"}, 400), ({"Content-Type": "application/json; charset=utf-8"}, 200),
     ({"Host": "evil.example"}, 400), ({"Host": "localhost.evil.example:80"}, 400), ({"Host": "127.0.0.1.evil.example"}, 400),
-    ({"Origin": "https://localhost.evil.example"}, 403), ({"Origin": "https://evil.example/localhost"}, 403),
-    ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://localhost:3000"}, 200),
-    ({"Host": "localhost:1"}, 200), ({"Host": "[::1]:1"}, 200), ({"Host": "Friend.Example:8000"}, 200)], ids=str)
+    ({"Content-Type": ""}, 400), ({"Host": "localhost:1"}, 200), ({"Host": "[::1]:1"}, 200),
+    ({"Host": "Friend.Example:8000"}, 200)], ids=str)
 def test_a_page_of_another_site_is_refused(running, headers, status):
     found, reply = running.post({"prompt": "x", "max_tokens": 1, "sampler": "greedy"}, **headers)
     assert found == status, reply
-    if status == 403:
-        assert next(iter(headers)) in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(("origin", "status"), [
+    ("https://localhost.evil.example", 400), ("https://evil.example/localhost", 400), ("null", 400),
+    ("http://localhost:3000", 200), ("https://friend.example", 200)])
+def test_a_browser_asks_whether_a_page_may_send_json(running, origin, status):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", running.port)) as connection:
+        connection.request("OPTIONS", "/v1/completions", headers={
+            "Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"})
+        assert connection.getresponse().status == status
+
+
+def test_a_long_body_is_refused(running):
+    assert running.post(b" " * 20_001)[0] == 413
 
 
 def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(running):
@@ -380,24 +391,18 @@ def test_a_request_runs_no_file(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
+def test_a_wrong_key_is_refused_and_not_logged(running, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.access").handlers[0], "emit", lambda line: lines.append(line.getMessage()))
     for key in ("", "a-key-of-the-testz", "é"):
         status, reply = running.post({"prompt": "x"}, key=key)
         assert (status, "the request has no key, or a wrong one" in reply["error"]["message"]) == (401, True)
     assert running.get("/v1/models")[0] == 401
     assert [model.id for model in running.client().models.list()] == ["tiny"]
-    log = ""
-
-    def complete() -> bool:
-        """Whether the line of the last request is there. A line is written after its answer has been sent."""
-        nonlocal log
-        log += capfd.readouterr().err
-        return " /v1/models 200 " in log
-
-    processes.wait_until(complete)
-    assert KEY not in log
-    assert "testz" not in log
-    assert log.count(" 401 ") == 4
+    processes.wait_until(lambda: len(lines) == 5)  # a line is written after its answer has been sent
+    assert [line.rpartition(" ")[2] for line in lines] == ["401"] * 4 + ["200"]
+    assert KEY not in str(lines)
+    assert "testz" not in str(lines)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -497,9 +502,7 @@ def test_a_server_says_that_it_reads_the_model_before_it_does(monkeypatch, capsy
     monkeypatch.setattr(dm.HFModel, "load", unreadable)
     with pytest.raises(SystemExit):
         main(["serve.port=0"])
-    # Another test's server may still be answering in this process.
-    lines = [line for line in capsys.readouterr().err.splitlines() if " GET /" not in line]
-    assert lines == ["reading the model tiny", "error: model: cannot be read"]
+    assert capsys.readouterr().err.splitlines() == ["reading the model tiny", "error: model: cannot be read"]
 
 
 def test_the_page_is_true(running, capsys):
@@ -530,7 +533,7 @@ def test_metrics_can_be_read(running):
     lines = running.get("/metrics")[1].splitlines()
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
     assert values['dflash_mcmc_request_seconds_bucket{le="+Inf"}'] == values["dflash_mcmc_request_seconds_count"]
-    assert values['dflash_mcmc_requests_total{path="/v1/completions",status="200"}'] >= 1
+    assert values['dflash_mcmc_requests_total{status="200"}'] >= 1
     assert values["dflash_mcmc_token_forwards_total"] > values["dflash_mcmc_generated_tokens_total"] > 0
 
 

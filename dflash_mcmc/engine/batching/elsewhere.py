@@ -26,7 +26,6 @@ from dflash_mcmc.types import Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import ModelPart
 
 
 class UnloadedTarget(NamedTuple):
@@ -105,7 +104,7 @@ def positions(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
-def prompt_encoder(model: ModelPart) -> PromptEncoder | None:
+def prompt_encoder(model: Any) -> PromptEncoder | None:
     """The encoder of a model's prompts, with its positions as of `positions`; None if its configuration is not here."""
     encoder = model.prompt_encoder()
     shape = None if encoder is None else model.shape("cpu")
