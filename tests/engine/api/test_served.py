@@ -97,6 +97,7 @@ def test_potentials_and_votes_are_those_of_any_engine(served, make_config):
     assert summary["majority/num_samples"] == 4
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_samples(served, make_config, tmp_path):
     overrides = ("experiment=demo", *runs.QUICK, "sampler.num_blocks=2", "dataset.max_new_tokens=16", "dataset.limit=3",
                  "num_chains=2", "engine=api", f"engine.url={served}")

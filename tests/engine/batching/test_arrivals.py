@@ -73,7 +73,7 @@ def drawn(engine, queue: Queue, arrivals: dict[int, list[int]], drops: dict[int,
     return found
 
 
-@pytest.mark.parametrize("name", ["temperature", "power_mh", "power_smc"])
+@pytest.mark.parametrize("name", quick(["temperature", "power_mh", "power_smc"], "power_smc"))
 def test_chains_that_arrive_late_are_drawn_as_alone(engine, reference, name):
     queue = Queue(name)
     found = drawn(engine, queue, {0: [0], 2: [1, 2], 3: [3, 4, 5]}, {})
@@ -97,7 +97,7 @@ def test_a_free_slot_takes_an_arrival_before_any_draw_has_ended(engine):
     assert 0 in begun[1:], "the arrival has left the queue while the first chain was drawn"
 
 
-@pytest.mark.parametrize("name", ["power_mh", "power_smc", "replica_exchange"])
+@pytest.mark.parametrize("name", quick(["power_mh", "power_smc", "replica_exchange"], "power_mh"))
 def test_dropped_chains_leave_and_the_others_are_drawn_as_alone(engine, reference, name):
     found = drawn(engine, Queue(name), {0: [0, 1, 2, 3, 4, 5]}, {1: [0, 99], 2: [3, 4], 3: [2]})
     dropped = {tag for tag, done in found.items() if done.failure == DROPPED}
@@ -184,7 +184,7 @@ def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
 
 @pytest.mark.parametrize(("engine", "name"), quick([
     *(("slots", name) for name in SAMPLERS), *(("vllm", name) for name in ("power_mh", "power_smc", "replica_exchange"))],
-    ("slots", "power_mh_early"), ("slots", "csmc"), ("slots", "replica_exchange"), ("vllm", "power_mh")), indirect=["engine"])
+    ("slots", "power_mh_early"), ("slots", "replica_exchange"), ("vllm", "power_mh")), indirect=["engine"])
 def test_pauses_change_no_result_and_no_cost(engine, monkeypatch, name):
     plain = {done.tag: done for done in engine.run([(tag, chain(name, tag)) for tag in range(4)])}
     ticking(engine, monkeypatch, 1.0)
