@@ -170,8 +170,9 @@ def companions(choice: str) -> list[str]:
     return found[0] if found else [MATCH] if choice.startswith("draft=") and choice != "draft=none" else []
 
 
-@pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in options().items() for name in names
-                                    if (group, name) != ("model", "hf")])
+@pytest.mark.parametrize("choice", [
+    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group in ("condition", "experiment", "sweep")))  # of pages, too
+    for group, names in options().items() for name in names if (group, name) != ("model", "hf")])
 def test_every_option_composes(make_config, choice):
     assert isinstance(make_config(choice, *companions(choice)), Config)
 
