@@ -171,7 +171,7 @@ def companions(choice: str) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", [
-    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group in ("condition", "experiment", "sweep")))  # of pages, too
+    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group in ("condition", "experiment", "sweep")))
     for group, names in options().items() for name in names if (group, name) != ("model", "hf")])
 def test_every_option_composes(make_config, choice):
     assert isinstance(make_config(choice, *companions(choice)), Config)
