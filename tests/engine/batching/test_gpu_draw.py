@@ -21,17 +21,12 @@ from dflash_mcmc.engine.speculative.steps import PlainSteps
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.cases import quick
-from tests.engine.batching.test_gpu_layers import Launches, compiles, in_the_interpreter, launches, triton
+from tests.engine.batching.test_gpu_layers import Launches, compiles, launches, triton
 
 gpu_draw, tl = importlib.import_module("dflash_mcmc.engine.batching.gpu"), triton.language
 
 ROWS, LENGTH = 8, 6
 STOP_IDS = (5, 11, 40)
-
-
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_kernels_of_the_draw_in_the_interpreter(which):
-    in_the_interpreter(__file__, which)
 
 
 def plain(endings: Endings, takes_ranges: bool = True) -> PlainSteps:

@@ -51,12 +51,9 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(which):
-    in_the_interpreter(__file__, which)
-
-
-def in_the_interpreter(file: str, which: str) -> None:
-    """Runs the tests `interpreted_...` of a file that are slow or not."""
-    arguments = ["-m", "pytest", file, "-o", "python_functions=interpreted_*", "-m", which, "-p", "no:cacheprovider"]
+    """Those of the layers and of the draw, in one process."""
+    files = (str(Path(__file__).with_name(f"test_gpu_{name}.py")) for name in ("layers", "draw"))
+    arguments = ["-m", "pytest", *files, "-o", "python_functions=interpreted_*", "-m", which, "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
