@@ -161,7 +161,7 @@ def test_results_are_varied_enough_to_tell_errors_apart(plain):
     assert 0 < sum(done.result.moved for done in results.values()) < sum(done.result.proposals for done in results.values())
 
 
-@pytest.mark.parametrize("slots", [1, 3, *(pytest.param(slots, marks=pytest.mark.slow) for slots in (2, 16))])
+@pytest.mark.parametrize("slots", quick([1, 2, 3, 16], 3))
 @pytest.mark.parametrize("name", ["power_mh", "truncated"])
 def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
     expected = plain(name, "layer")
@@ -192,7 +192,9 @@ SWITCHED = {
 ROUNDED = {"attention": dict(attention="sdpa")}
 
 
-@pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
+@pytest.mark.parametrize("options", [
+    pytest.param(options, id=name, marks=[pytest.mark.slow] * (name not in ("all", "attention")))
+    for name, options in (SWITCHED | ROUNDED).items()])
 @pytest.mark.parametrize("name", quick(["power_mh_early", "power_mh", "power_mh_published"], "power_mh_early"))
 def test_switches_change_nothing(qwen3, plain, name, options):
     """Tokens and log-probabilities are equal to the last bit if a switch changes no arithmetic."""
@@ -204,7 +206,7 @@ def test_switches_change_nothing(qwen3, plain, name, options):
         assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
 
 
-@pytest.mark.parametrize(("temperature", "truncation"), [(None, {}), (0.8, {"top_k": 20})])
+@pytest.mark.parametrize(("temperature", "truncation"), quick([(None, {}), (0.8, {"top_k": 20})], 0.8))
 def test_early_rejection_changes_no_decision(qwen3, temperature, truncation):
     """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
     options = dict(proposal="matched", proposal_temperature=temperature, num_steps=4, alpha=3.0, **truncation)
@@ -351,7 +353,7 @@ LAWS = [SamplingParams(), SamplingParams(0.7, top_k=5), SamplingParams(0.9, repe
 
 
 @pytest.mark.parametrize(("source", "law"), quick(
-    itertools.product(("blended", "base"), LAWS), "blended", ("base", LAWS[0])))
+    itertools.product(("blended", "base"), LAWS), ("blended", LAWS[-1]), ("base", LAWS[0]), ("blended", LAWS[1])))
 def test_score_is_reference_and_is_what_draw_says(qwen3, reference, law, source):
     parts, blend = LanguageModel(qwen3, stop_ids=STOPS), BLENDS["layer"]
     given = np.arange(10, 40)

@@ -148,6 +148,7 @@ def as_they_are(qwen3):
     return functools.cache(lambda make: run(qwen3, make()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "options"), [
     pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}),
     *(pytest.param(*given, marks=pytest.mark.slow) for given in ((16, {"read_ahead": 1}), (8, {"skip_identical": False})))])

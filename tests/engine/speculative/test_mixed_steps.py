@@ -54,6 +54,7 @@ def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, optio
     assert total(plain, "blocks_verified") == total(plain, "tokens_drafted") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
     pytest.param(match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}, marks=pytest.mark.slow),
     pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),

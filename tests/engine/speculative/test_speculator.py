@@ -105,6 +105,7 @@ def test_greedy_by_rejection_is_plain(qwen3, plain):
             same(speculative[tag].result, done.result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "decoder", "draft"), [
     ("power_mh_early", reject(verification="block"), "self"),
     *(pytest.param(name, *pair, marks=pytest.mark.slow) for name in ("power_mh_early", "truncated") for pair in (

@@ -48,7 +48,7 @@ def chains(sampler):
     return [(index, sampler.chain(PROMPTS[index % len(PROMPTS)], HORIZON, Key(7).fold_in(index))) for index in range(6)]
 
 
-@pytest.mark.parametrize("name", quick(SAMPLERS, "greedy", "truncated", "power_mh_early", "replica_exchange", "csmc"))
+@pytest.mark.parametrize("name", quick(SAMPLERS, "power_mh_early", "csmc"))
 def test_every_sampler_is_reference(model, reference, name):
     engine, core = engine_of(model)
     results = {done.tag: done for done in engine.run(chains(SAMPLERS[name]))}
@@ -59,8 +59,9 @@ def test_every_sampler_is_reference(model, reference, name):
     assert not core.running
 
 
-@pytest.mark.parametrize("changes", [dict(preempt_every=3), dict(chunks=2), dict(preempt_every=2, chunks=1, rows=3),
-                                     dict(rows=1)], ids=str)
+@pytest.mark.parametrize("changes", [
+    dict(preempt_every=2, chunks=1, rows=3), *(pytest.param(changes, marks=pytest.mark.slow) for changes in (
+        dict(preempt_every=3), dict(chunks=2), dict(rows=1)))], ids=str)
 @pytest.mark.parametrize("name", quick(["power_mh_early", "truncated"], "power_mh_early"))
 def test_preemption_chunks_and_the_batch_change_no_token(model, name, changes):
     core = FakeCore(model, **changes)
@@ -80,9 +81,10 @@ def stopping(model):
     return target.stopping_at(STOP), RememberingReference(model, language, NoBlend())
 
 
-@pytest.mark.parametrize(("name", "changes"), [
+@pytest.mark.parametrize(("name", "changes"), quick([
     ("temperature", {}), ("isir", {}), ("power_mh_early", {}), ("power_mh_early", dict(preempt_every=2, chunks=1, rows=3)),
-    ("power_mh_early", dict(skip_identical=False))], ids=str)
+    ("power_mh_early", dict(skip_identical=False))], "temperature", ("power_mh_early", dict(preempt_every=2, chunks=1, rows=3))
+), ids=str)
 def test_stop_strings_end_draws_as_in_the_reference(model, stopping, name, changes):
     target, reference = stopping
     core = FakeCore(model, **{key: value for key, value in changes.items() if key != "skip_identical"})
