@@ -174,9 +174,6 @@ class Probe(Component):
     """Whether the records depend on `blend` too, if one is chosen. What it mixes in is read along given answers."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
-    record_type: ClassVar[type | None] = None
-    """A TypedDict of typing_extensions with the fields of a record, without problem and chain, which are checked when records
-    are written and read (`store/schema.py`). A record with `skipped` may lack them. None checks that numbers are finite."""
     tables_in: ClassVar[str] = ""
     """The module that has the probe's tables as `ALL`: its own, `__name__`, or one that is imported only for them."""
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.draft import check_features, load_feature_drafter
@@ -25,13 +24,12 @@ from dflash_mcmc.engine.batching.interface import ChainRunner
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
-from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
+from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate, divided
-from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import Problem, Trajectory, UnitCost
 
 if TYPE_CHECKING:
@@ -54,26 +52,6 @@ not argmax q. Expected acceptance, the sum of min(p, q), is the probability that
 q. Those of the target: H(p), -log p(token), 1 - max p (Settles 2009, "Active learning literature survey"). All signals are in
 nats except total variation, top-1 disagreement and least confidence.
 """
-SignalValues = TypedDict("SignalValues", {name: float for names in SIGNALS.values() for name in names})  # type: ignore[misc]
-"""A statistic of each signal over some tokens."""
-
-
-@final
-class DifficultyRecord(TypedDict):
-    """An answer, its grade and its signals."""
-
-    level: Whole | str | None
-    """Level of difficulty of the problem, if the dataset has one."""
-    verdict: Annotated[str, OneOf(VERDICTS)]
-    num_tokens: Count
-    num_compared: Count
-    """Tokens that the draft predicts."""
-    mean: SignalValues
-    max: SignalValues
-    skipped: NotRequired[Annotated[str, Instead(("num_compared", "mean", "max"))]]
-    """Why the answer has no signals."""
-
-
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
 class Difficulty(ProblemProbe):
@@ -86,7 +64,6 @@ class Difficulty(ProblemProbe):
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
-    record_type = DifficultyRecord
     tables_in = __name__
     measures_chains = True
     needs_draft = True
@@ -154,7 +131,7 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
 
 
 def _signals(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> dict:
-    """The record of an answer, without its grade."""
+    """The record of an answer, without its grade: mean and maximum of each signal over the tokens that the draft predicts."""
     from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 
     if answer.length < drafter.num_drafted + 1:

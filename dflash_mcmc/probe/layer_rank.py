@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer
@@ -28,7 +27,6 @@ from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,25 +34,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.layers import Standing
-
-
-@final
-class LayerRankRecord(TypedDict):
-    """The tokens of an answer by row name, such as `target` or `3 final`."""
-
-    num_tokens: Annotated[Count, Long("num_tokens")]
-    num_hard: Annotated[Count, Long("num_hard")]
-    vocabulary: Annotated[int, Range(1)]
-    """Ids that have a token."""
-    hard: Annotated[list[Count], Long("num_hard")]
-    """Places of the hard tokens in the answer."""
-    ranks: Annotated[dict[str, list[Annotated[int, Range(1)] | None]], Long("num_tokens")]
-    """The rank of each token, from 1; null where the draft does not predict it."""
-    log_p: dict[str, Annotated[tuple[float, float], AsList()]]
-    """Sum of log p in nats over all predicted tokens, and over the hard ones."""
-    agreements: dict[str, Annotated[tuple[Count, Count], AsList()]]
-    """Places at which the row's most likely token is the target's, among all predicted tokens and among the hard ones."""
-    seconds: Annotated[float, Range(0)]
 
 
 @register("probe", "layer_rank")
@@ -68,13 +47,17 @@ class LayerRank(AnswerProbe):
 
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    record_type = LayerRankRecord
     tables_in = __name__
     takes_draft = True
 
     def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
                  work: Work) -> Callable[[Unit, Answer], dict]:
-        """Ranks of an answer's tokens, and sums of log p; see `LayerRankRecord`."""
+        """The tokens of an answer by row name.
+
+        `hard` has the places of the hard tokens, and `vocabulary` the number of ids that have a token. By row: `ranks`, from
+        1, null where the draft does not predict the token; `log_p`, sums in nats over all predicted tokens and over the hard
+        ones; `agreements`, places at which the most likely token is the target's, among the same two.
+        """
         import torch
 
         from dflash_mcmc.forcing import layers

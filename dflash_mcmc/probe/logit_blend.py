@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.build import encoded
@@ -27,7 +26,6 @@ from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary,
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of, legend_below, panels
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.store.schema import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -46,27 +44,6 @@ SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_fl
 worse ranks, log p of the blend minus that of the target flattened by the same beta, and how often this is positive."""
 AGREEMENT = ("n", "kl", "rank_correlation")
 """Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
-Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
-
-
-@final
-class BlendSums(TypedDict):
-    """`SUMS` over the hard and over the easy tokens of an answer, by source. A source has a cell for each beta."""
-    hard: Annotated[dict[str, list[Cell]], Long("betas")]
-    easy: Annotated[dict[str, list[Cell]], Long("betas")]
-
-
-@final
-class LogitBlendRecord(TypedDict):
-    """See `record`."""
-    num_tokens: Count
-    num_hard: Count
-    sums: BlendSums
-    agreement: dict[str, Annotated[tuple[float, float, float], AsList()]]
-    """`AGREEMENT` over the hard tokens, by source."""
-    seconds: Annotated[float, Range(0)]
-
-
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
 class LogitBlend(AnswerProbe):
@@ -83,7 +60,6 @@ class LogitBlend(AnswerProbe):
                                   "blend=layer")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    record_type = LogitBlendRecord
     tables_in = __name__
     takes_draft = reads_blend = True
 
@@ -154,7 +130,8 @@ class LogitBlend(AnswerProbe):
 
     def record(self, model: LanguageModel, draft: DFlashDrafter | None, answer: Answer,
                other: Callable[[Answer, torch.Tensor], Source] | None = None) -> dict:
-        """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta.
+        """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta, and
+        `AGREEMENT` over the hard ones by source.
 
         Args:
             other: (answer, the target's last states) -> what the chosen blend mixes in; None without a blend.

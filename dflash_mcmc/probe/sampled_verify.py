@@ -17,10 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.dataset.inputs.conversations import template_at
@@ -36,7 +35,6 @@ from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import wilson
-from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -306,30 +304,6 @@ _LONG_TEMPERATURE, _AGENT_TEMPERATURE = 0.7, 1.0
 """Temperatures of the long generations and of the agent's answers, as in the document."""
 
 
-@final
-class GenerationRecord(TypedDict):
-    """The generation by one decoder at one temperature."""
-
-    decoder: str
-    temperature: Annotated[float, Range(0)]
-    tokens: list[Count]
-    target_forwards: Count
-    tool_call: NotRequired[bool]
-    """Whether the text has a call of a tool; only where the prompt shows tools."""
-    failure: NotRequired[Annotated[str, Instead(("tokens",))]]
-
-
-@final
-class GenerationsRecord(TypedDict):
-    """The generations of one unit by all decoders."""
-
-    workload: Annotated[str, OneOf((SHORT, LONG, AGENT))]
-    prompt_tokens: Count
-    seconds: Annotated[list[Annotated[float, Range(0)]], Long("cells")]
-    """The unit's share of the batch's time, for each cell."""
-    cells: Annotated[list[GenerationRecord], Long("cells")]
-
-
 @register("probe", "sampled_verify")
 @dataclass(slots=True, kw_only=True)
 class SampledVerify(Probe):
@@ -355,7 +329,6 @@ class SampledVerify(Probe):
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
-    record_type = GenerationsRecord
     tables_in = __name__
     needs_draft = True
 
@@ -402,7 +375,10 @@ class SampledVerify(Probe):
         return UnitCost((len(self.arms()) * prompts + answers + drafting * blocks * size) / units, drafting * blocks / units)
 
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
+        """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature.
+
+        `seconds` are the unit's shares of the batches' times. A cell has `tool_call` where the prompt shows tools.
+        """
         model = config.model.load(work.device)
         drafter = config.draft.load(model)
         prompt, has_tools = self.agent_prompt(config, model)

@@ -35,7 +35,7 @@ class Units(Tasks[dict]):
         self.unit = self._probe.unit
 
     def schema(self) -> Schema:
-        return unit_schema(self._probe.record_type)
+        return unit_schema()
 
     def keys(self) -> list[Unit]:
         return self._probe.units(self._config)

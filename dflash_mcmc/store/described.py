@@ -122,7 +122,7 @@ class ProblemText(TypedDict):
     """Places (start, stop) of names of special tokens in it that stay text."""
 
 
-_SCHEMA = Schema(ProblemText, key=("id",))
+_SCHEMA = Schema(ProblemText)
 
 
 def read_problems(folder: Path) -> dict[str, ProblemText]:

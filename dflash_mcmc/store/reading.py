@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.registry import components
 from dflash_mcmc.store.described import RUN, hash_of, json_object, object_if_readable
 from dflash_mcmc.store.files import each_line, is_there, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
@@ -23,7 +22,7 @@ from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros
 def schema_of(folder: Path, given: Schema | None = None) -> Schema:
     """The schema of a run's records by its `run.json`: of samples, or of the units of its probe, with the run's hash.
 
-    Without a readable `run.json`, or where its probe is not installed, only the key of a record is checked.
+    Without a readable `run.json` only the key of a record is checked, and that its numbers are finite.
 
     Args:
         given: a schema that is known.
@@ -32,9 +31,7 @@ def schema_of(folder: Path, given: Schema | None = None) -> Schema:
     if not isinstance(identity, dict):
         identity = {}
     if given is None:
-        probe = str(identity["probe"]) if "probe" in identity else ""
-        registered = components("probe").get(probe) if probe else None
-        given = sample_schema() if identity and not probe else unit_schema(registered.cls.record_type if registered else None)
+        given = sample_schema() if identity and "probe" not in identity else unit_schema()
     return given.of_run(hash_of(identity) if identity else None)
 
 

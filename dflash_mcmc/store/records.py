@@ -173,7 +173,7 @@ def key_of(record: Mapping[str, Any]) -> SampleKey:
 
 @final
 class UnitRecord(TypedDict):
-    """The keys of a probe's record that the probe does not declare itself."""
+    """The keys of every probe's record."""
 
     problem: str
     chain: Count
@@ -190,13 +190,9 @@ def sample_schema() -> Schema:
 
 
 @cache
-def unit_schema(declared: type | None = None) -> Schema:
-    """The schema of a probe's record. `declared` is a TypedDict of the keys that the probe writes.
-
-    A record with `failure` has no other key but those of the unit. One with `skipped` may lack the declared keys, or those
-    that its TypedDict names with `skipped: NotRequired[Annotated[str, Instead(...)]]`.
-    """
-    return Schema(UnitRecord, *filter(None, [declared]), alone=(FAILURE, "skipped"), key=("problem", "chain"))
+def unit_schema() -> Schema:
+    """The schema of a probe's record. What the probe measures has finite numbers."""
+    return Schema(UnitRecord)
 
 
 def records_file(number: int, stem: str = "records") -> str:

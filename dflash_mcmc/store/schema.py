@@ -29,16 +29,15 @@ import json
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, cast, get_type_hints
 
 from dflash_mcmc.errors import reason_of
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
     from pydantic_core import ErrorDetails
 
 
@@ -133,16 +132,6 @@ IS_PLAIN = f"finite numbers, and at most {_DEEPEST} levels of nesting"
 """The words for values that `is_plain` accepts."""
 
 
-@dataclass(slots=True)
-class Around:
-    """What has been found in the record so far: pydantic's context."""
-
-    lengths: dict[str, int] = field(default_factory=dict)
-    """The lengths that `Long` has found, by name."""
-    instead: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The fields with `Instead` that the record has, with the names of those that may be absent beside them."""
-
-
 class Range(NamedTuple):
     """In an annotation: the smallest and the largest number."""
 
@@ -167,48 +156,6 @@ class AsList(NamedTuple):
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return {**handler(source), "strict": False}
-
-
-class Long(NamedTuple):
-    """In an annotation of a list, a text or an object of lists: the name of its length. A whole number with it is the length.
-
-    Lengths of one name are equal in the whole record. The first field that has the name decides.
-    """
-
-    of: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.with_info_after_validator_function(self._check, handler(source))
-
-    def _check(self, value: Any, info: ValidationInfo[Around]) -> Any:
-        from pydantic_core import PydanticCustomError
-
-        for each in value.values() if isinstance(value, dict) else (value,):
-            length = each if isinstance(each, int) else len(each)
-            right = info.context.lengths.setdefault(self.of, length)
-            if length != right:
-                raise PydanticCustomError("length", "{right} ({of})", {
-                    "given": f"{length} values", "right": right, "of": self.of})
-        return value
-
-
-class Instead(NamedTuple):
-    """In an annotation: an object with this field may lack the required fields of these names."""
-
-    names: tuple[str, ...]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        from pydantic_core import core_schema
-
-        name = str(handler.field_name)
-
-        def note(value: object, info: ValidationInfo[Around]) -> object:
-            info.context.instead[name] = self.names
-            return value
-
-        return core_schema.with_info_before_validator_function(note, handler(source))
 
 
 class Finite(NamedTuple):
@@ -260,16 +207,10 @@ _SHORT.maxlevel, _SHORT.maxstring = 2, 60
 
 
 class Schema:
-    """The fields of an object with their types.
+    """The fields of an object with their types."""
 
-    Args:
-        fields: TypedDicts; a field of a later one replaces that of an earlier one.
-        alone: keys beside which the other required keys may be absent: `failure` in the record of a probe.
-        key: keys that are required always.
-    """
-
-    def __init__(self, *fields: type, alone: Iterable[str] = (), key: Iterable[str] = ()):
-        self._fields, self._alone, self._key = fields, frozenset(alone), frozenset(key)
+    def __init__(self, fields: type):
+        self._fields = fields
         self.digest: str | None = None
 
     def of_run(self, digest: str | None) -> Schema:
@@ -284,7 +225,7 @@ class Schema:
         from pydantic import ConfigDict, TypeAdapter, with_config
         from typing_extensions import TypedDict
 
-        hints = {name: hint for each in self._fields for name, hint in get_type_hints(each, include_extras=True).items()}
+        hints = get_type_hints(self._fields, include_extras=True)
         line: Any = TypedDict("line", hints)  # type: ignore[misc]  # mypy wants fields that it can read
         return TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))(line))
 
@@ -303,26 +244,14 @@ class Schema:
         """What is wrong with a value: `field: given X; allowed: Y`; None if it has the schema."""
         from pydantic import ValidationError
 
-        around = Around()
         try:
-            self._adapter.validate_python(value, context=around)
+            self._adapter.validate_python(value)
         except ValidationError as error:
-            errors = [each for each in error.errors(include_url=False) if not self._is_allowed(each, value, around)]
+            # A key of a newer version is allowed.
+            errors = [each for each in error.errors(include_url=False)
+                      if each["type"] != "extra_forbidden" or not is_plain(each["input"])]
             return _sentence(value, errors) if errors else None
         return None
-
-    def _is_allowed(self, error: ErrorDetails, value: object, around: Around) -> bool:
-        """Whether pydantic reports what a line may have: a key of a newer version, or a reason instead of a field."""
-        given = error["input"]
-        if error["type"] == "extra_forbidden":
-            return is_plain(given)
-        if error["type"] != "missing" or not isinstance(given, dict):  # the input is the object that lacks the field
-            return False
-        name = error["loc"][-1]
-        if any(key in given and name in names for key, names in around.instead.items()):
-            return True
-        reasons = self._alone & given.keys() - around.instead.keys()
-        return given is value and bool(reasons) and name not in self._key
 
 
 def _sentence(value: object, errors: list[ErrorDetails]) -> str:
@@ -331,7 +260,7 @@ def _sentence(value: object, errors: list[ErrorDetails]) -> str:
     words = {"missing": "a value", "extra_forbidden": IS_PLAIN}
     allowed = dict.fromkeys(words.get(each["type"], each["msg"].removeprefix("Input should be "))
                             for each in errors if _place(value, each) == path)
-    given = "nothing" if first["type"] == "missing" else first.get("ctx", {}).get("given") or shown(first["input"])
+    given = "nothing" if first["type"] == "missing" else shown(first["input"])
     return f"{path or 'line'}: given {given}; allowed: {' or '.join(allowed)}"
 
 

@@ -10,13 +10,12 @@ import json
 import os
 import random  # noqa: TID251  (the places of damage do not belong to an experiment)
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.config.schema import PACKAGE
-from tests.store.probe_records import at_steps, fields_of
 
 ASSETS = PACKAGE / "assets"
 TARGET, DRAFTS = "tiny", ("tiny_draft", "tiny_dspark", "tiny_dflash2")
@@ -222,3 +221,17 @@ def _problems(chosen: random.Random) -> list[Damage]:
     lines += [json.dumps({key: each for key, each in good.items() if key != name}).encode() for name in good]
     lines += [bytes(chosen.choices(range(256), k=40)) for _ in range(10)] + list(_TEXTS)
     return [Damage(f"problem {line[:60]!r}", TARGET, partial(write, line)) for line in lines]
+
+
+def fields_of(value: Any, steps: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """The steps to each field and to the first value of each list, and what is there."""
+    inner = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    for step, each in inner:
+        yield (*steps, step), each
+        yield from fields_of(each, (*steps, step))
+
+
+def at_steps(value: Any, steps: Sequence) -> Any:
+    for step in steps:
+        value = value[step]
+    return value

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, final
-
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work, measured
 from dflash_mcmc.probe.deep_readout import tables
-from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -29,23 +25,6 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-
-
-@final
-class ReadoutRecord(TypedDict):
-    """The compared tokens of an answer, in their order. A reader is `target` or a mode of the draft."""
-
-    prompt_length: Count
-    block_size: Annotated[int, Range(1)]
-    """Tokens of a block, with its known first token."""
-    block: Annotated[list[Count], Long("compared")]
-    """The number of each token's block, from 0."""
-    p: Annotated[dict[str, list[Annotated[float, Range(0)]]], Long("compared")]
-    """Probability of each token at temperature 1, by reader."""
-    rank: Annotated[dict[str, list[Annotated[int, Range(1)]]], Long("compared")]
-    """1 + number of tokens with a strictly larger logit, by reader."""
-    parameters: ParameterCounts
-    """Parameters of target and draft, the same in all records."""
 
 
 @register("probe", "deep_readout")
@@ -65,7 +44,6 @@ class DeepReadout(AnswerProbe):
                                           "positive multiple of this number sees the prompt's features once more; null leaves "
                                           "the mode out", ge=1)
 
-    record_type = ReadoutRecord
     tables_in = f"{__name__}.tables"
     needs_draft = True
     is_timed = False
@@ -78,7 +56,7 @@ class DeepReadout(AnswerProbe):
 
     def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
                  work: Work) -> Callable[[Unit, Answer], dict]:
-        """Probabilities and ranks of an answer's tokens, and the parameters of target and draft."""
+        """Number of the block, probability and rank of each compared token, by reader, and the parameters of the pair."""
         from dflash_mcmc.probe.deep_readout.readout import count_parameters, hidden_states, read_out
 
         assert draft is not None  # `needs_draft`

@@ -26,7 +26,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
-from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET, ParameterCounts
+from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
 from dflash_mcmc.rng import Key
 
 _NOISE_VALUES = 2**22
@@ -125,8 +125,8 @@ def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key)
     return drawn
 
 
-def count_parameters(model: LanguageModel, network: DFlash) -> ParameterCounts:
-    """Parameters by component, and the sizes that the diagram needs, as JSON values.
+def count_parameters(model: LanguageModel, network: DFlash) -> dict:
+    """Parameters by component, and the sizes that the diagram needs, as JSON values. `words` are ids with a token.
 
     `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
     `head` too, although it is the embedding.

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.report.figure import INK, ORANGE, OTHER, PALE, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.store.schema import Count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,26 +31,6 @@ BUCKETS = (("< 0.01", 0.0, 0.01), ("0.01 - 0.1", 0.01, 0.1), ("0.1 - 0.5", 0.1, 
 _SINGLE_BLOCKS = 10
 """Number of first blocks that have one row each. Every later row covers twice as many blocks as the row before."""
 _BINS_AN_OCTAVE = 2
-
-
-class ParameterCounts(TypedDict):
-    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
-
-    target_layers: Count
-    embedding: Count
-    head: Count
-    tied: bool
-    """Whether the head has the weights of the embedding."""
-    target_other: Count
-    draft_fc: Count
-    draft_layers: Count
-    draft_norms: Count
-    num_target_layers: Count
-    num_draft_layers: Count
-    tapped_layers: list[Count]
-    hidden_size: Count
-    words: Count
-    """Number of tokens in the vocabulary."""
 
 
 def tokens_of(records: Sequence[dict], context: str, reinject_every: int | None = None) -> Observations:
@@ -238,7 +216,7 @@ PARAMETERS = Table("parameters", (  # section 4.1
 ))
 
 
-def parameter_rows(counts: ParameterCounts) -> list[dict]:
+def parameter_rows(counts: dict) -> list[dict]:
     """A row for each part of target and draft."""
     taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
     return PARAMETERS.rows({"component": name, "parameters": size, "role": role, "layers": counts["target_layers"]}
@@ -380,7 +358,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def architecture(counts: ParameterCounts) -> Figure:
+def architecture(counts: dict) -> Figure:
     """The diagram of target and draft, side by side. It shows tapped layers, the compression, and shared parts.
 
     The picture is 10 by 10, with the target's layers from the bottom on the left and the draft's on the right.

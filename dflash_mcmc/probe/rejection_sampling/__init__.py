@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -31,17 +30,6 @@ _LAW_SEED, _TARGET_SPREAD, _DRAFT_SPREAD = 890, 1.5, 2.0
 """Seed of the logits, and their standard deviations in nats: the draft is more peaked than the target."""
 _AGREEMENT = 0.8
 """Correlation of the draft's logits with the target's."""
-
-
-@final
-class DrawsRecord(TypedDict):
-    """The draws of a chunk, by sampler: a decoder, with the name of its fault."""
-
-    draws: Annotated[int, Range(1)]
-    accepted: dict[str, Annotated[float, Range(0)]]
-    """Accepted drafts; of a block of several tokens, the sum of the accepted shares."""
-    counts: Annotated[dict[str, list[Count]], Long("cells")]
-    """How often each token, or pair of tokens, was drawn."""
 
 
 @register("probe", "rejection_sampling")
@@ -67,7 +55,6 @@ class RejectionSampling(Probe):
 
     uses = ()
     unit = "chunk"
-    record_type = DrawsRecord
     tables_in = __name__
 
     def check(self, config: Settings) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.errors import ConfigError
@@ -22,7 +21,6 @@ from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
-from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -34,57 +32,6 @@ if TYPE_CHECKING:
 
 PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
-
-
-_PerToken = Annotated[list[float], Long("drafted")]
-_PerBlock = Annotated[list[float], Long("blocks")]
-
-
-@final
-class TokenDistances(TypedDict):
-    """Distances between target and draft for each predicted token, KL in nats; see `weighing.distances`."""
-    kl: _PerToken
-    tvd: _PerToken
-
-
-@final
-class ChainColumns(TypedDict):
-    """The simulated chain of each block; see `weighing.chains`."""
-    acceptance: _PerBlock
-    moved: _PerBlock
-    equilibrium: _PerBlock
-    log_w: _PerBlock
-    log_w_std: _PerBlock
-    effective: _PerBlock
-
-
-@final
-class ProposalRecord(TypedDict):
-    """A proposal: the draft at a temperature, or the target. The target has joint weights alone."""
-    kl: NotRequired[_PerToken]
-    tvd: NotRequired[_PerToken]
-    reference: NotRequired[ChainColumns]
-    joint: NotRequired[ChainColumns]
-
-
-@final
-class SpeculativeRecord(TypedDict):
-    """See `SpeculativeMCMC.record` and `weighing.seconds_of`. Only answers whose proposals were timed have the last fields."""
-    num_tokens: Count
-    blocks: Annotated[Count, Long("blocks")]
-    block_size: Annotated[int, Range(1)]
-    """Tokens of a block, with its anchor."""
-    p: TokenDistances
-    """Of the unsharpened target."""
-    proposals: dict[str, ProposalRecord]
-    """By temperature of the draft; `target` for blocks drawn from the target."""
-    seconds: Annotated[float, Range(0)]
-    skipped: NotRequired[Annotated[str, Instead(("num_tokens", "blocks", "block_size", "p", "proposals", "seconds"))]]
-    seconds_target: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of a proposal of the target."""
-    seconds_draft: NotRequired[Annotated[float, Range(0)]]
-    timed_rows: NotRequired[Count]
-    """Chains that proposed at once."""
 
 
 @register("probe", "speculative_mcmc")
@@ -110,7 +57,6 @@ class SpeculativeMCMC(ForcedProbe):
                               "timing. Tables use only timings of this number of chains", ge=0, le=65_536)
     position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
-    record_type = SpeculativeRecord
     tables_in = f"{__name__}.tables"
     needs_draft = True
 
@@ -183,7 +129,11 @@ class SpeculativeMCMC(ForcedProbe):
         return tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
-        """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers."""
+        """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers.
+
+        `p` has the distances of the draft from the unsharpened target (`weighing.distances`), and `proposals`, by temperature
+        of the draft or `target`, those from p^alpha and, by kind of weights, the chain of each block (`weighing.chains`).
+        """
         import torch
 
         from dflash_mcmc.forcing import sequences
