@@ -24,13 +24,11 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer, solutions
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of, legend_below, panels
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -194,16 +192,6 @@ class LogitBlend(AnswerProbe):
                                              for name in (kept[0]["agreement"] if kept else ()))}
         return Summary(VALUES.row({"records": records, "kept": kept, "hard": tables["hard"]}), tables, {})
 
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
-        if not summary.tables["grid"]:
-            return {}
-        hard, title = summary.tables["hard"], f"Tokens with p < {self.hard_below:g}"
-        drawn = {"fig_logit_blend_gain": gains({title: hard, "All tokens": summary.tables["grid"]})}
-        if summary.values["num_hard"]:
-            drawn["fig_logit_blend_wins"] = wins(hard, title)
-        return drawn
-
 
 def agreeing(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """`AGREEMENT` of two logits (n, vocabulary), float64 (3,). Equal logits of a row are in the order of ids."""
@@ -305,68 +293,6 @@ VALUES = Table("values", (  # of all `records`, those that are `kept`, and the t
     )),
 ))
 ALL = (VALUES, GRID, HARD, EASY, AGREEING)
-
-
-_LINEAR = 0.01
-"""End of the linear part of the colour scale, in nats. The rest is logarithmic, because raw layers lose tens of nats."""
-
-
-def gains(tables: dict[str, list[dict]]) -> Figure:
-    """Mean gain of each source (rows) and beta (columns), one panel per table, with the values in the cells."""
-    from matplotlib.colors import SymLogNorm
-
-    tables = {title: rows for title, rows in tables.items() if any(row["gain"] is not None for row in rows)}
-    every = next(iter(tables.values()))
-    sources, betas = ([*dict.fromkeys(name(row) for row in every)] for name in (_name, lambda row: row["beta"]))
-    grids = [np.array([np.nan if row["gain"] is None else row["gain"] for row in rows]).reshape(len(sources), -1)
-             for rows in tables.values()]
-    largest = max(_LINEAR, *(np.nanmax(np.abs(grid)) for grid in grids))
-    scale = SymLogNorm(_LINEAR, vmin=-largest, vmax=largest)
-    width, height = 1.4 + (0.7 * len(betas) + 0.5) * len(tables), 1.3 + 0.26 * len(sources)
-    figure, drawn = panels((max(width, 7.0), max(height, 3.2)), 1, len(tables), sharey=True)
-    for axes, (title, rows), grid in zip(drawn, tables.items(), grids, strict=True):
-        image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
-        for y, x in np.argwhere(~np.isnan(grid)):
-            strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
-            axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5, color="white" if strong else "black")
-        axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
-        axes.grid(visible=False)
-        axes.set(title=f"{title} (n = {max(row['n'] for row in rows):,})", xlabel="beta")
-    drawn[0].set_yticks(range(len(sources)), sources)
-    figure.colorbar(image, ax=drawn, label="mean gain in log p (nats)", format="{x:g}")
-    return figure
-
-
-def wins(rows: list[dict], title: str) -> Figure:
-    """Shares of tokens that a blend wins by log p (left), and by rank, minus the share lost (right), over beta.
-
-    There are lines for the draft, the chosen blend, the flattened target and three layers: those with the largest shares won
-    by log p at any beta. This selection makes them look better than they would on other tokens.
-    """
-    by_source: dict[str, list[dict]] = {}
-    for row in rows:
-        by_source.setdefault(_name(row), []).append(row)
-    layers = sorted((name for name, of in by_source.items() if of[0]["source"] == "layer"),
-                    key=lambda name: -max(row["wins"] for row in by_source[name]))
-    looks = dict(zip(layers, ((RIGHT, "o"), (GREEN, "s"), (PURPLE, "D")), strict=False))
-    looks |= {DRAFT: (ORANGE, "^"), BLEND: (SKY, "v"), FLATTENED: (INK, "x")}
-    figure, (left, right) = panels((9.6, 4.2), 1, 2)
-    for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):
-        for number, (name, (colour, marker)) in enumerate(looks.items()):
-            drawn = by_source.get(name, [])
-            if drawn and drawn[0][column] is not None:
-                axes.errorbar(np.arange(len(drawn)) + 0.05 * (number - 2), [row[column] for row in drawn],
-                              bars_of(drawn, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
-                              elinewidth=0.9, capsize=2.0, linestyle="--" if name == FLATTENED else "-",
-                              label=f"{name} (n = {drawn[0]['n']:,})" if name == DRAFT else name)
-        axes.axhline(0.0, color=OTHER, linewidth=0.8)
-        axes.set_xticks(range(len(by_source[FLATTENED])), [f"{row['beta']:g}" for row in by_source[FLATTENED]])
-        axes.set_xlabel("beta")
-    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {by_source[FLATTENED][0]['n']:,})",
-             ylabel="share of tokens won")
-    right.set(title="By rank", ylabel="share won minus share lost")
-    legend_below(figure, len(looks))
-    return figure
 
 
 def _name(row: dict) -> str:
