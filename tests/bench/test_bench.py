@@ -95,6 +95,7 @@ def test_decoders_are_measured_at_every_law_and_batch(drafted):
             assert 1.0 <= row["tau"] <= (8 if "ngram" in row["decoder"] else 5 if "itself" in row["decoder"] else 3)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
     rows = decoders.drawing(drafted._replace(draft=None), SMALL)
     finite(rows, ("plain",))

@@ -69,6 +69,7 @@ def test_a_planted_mistake_is_named(name, tmp_path):
     assert found.agreement == 1.0
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_engine_is_told_from_one_of_the_checkpoint(tmp_path, monkeypatch):
     absorb = DFlashDrafter.absorb
     monkeypatch.setattr(DFlashDrafter, "absorb", lambda self, cache, rows, tokens, positions, features: absorb(

@@ -148,8 +148,8 @@ def errors(sampler, engine, horizon):
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize("stop_ids", [(), (0,), (0, 2)])
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("stop_ids", [(), (0,), pytest.param((0, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_step_leaves_the_power_law_invariant_and_reaches_every_state(power, stop_ids, seed):
     engine = engine_of(stop_ids, seed=seed, scale=1.5)
     error, matrix = errors(entropy_cut(entropy_power=power), engine, 3)

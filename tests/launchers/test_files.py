@@ -104,8 +104,9 @@ def test_local_continues_without_a_killed_process_and_stops_gracefully(tmp_path)
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
-    (["--processes", "0"], "--processes: given 0; allowed: at least 1"),
-    (["--processes", "all"], "argument --processes: invalid int value: 'all'; see local.py --help"),
+    pytest.param(["--processes", "0"], "--processes: given 0; allowed: at least 1", marks=pytest.mark.slow),
+    pytest.param(["--processes", "all"], "argument --processes: invalid int value: 'all'; see local.py --help",
+                 marks=pytest.mark.slow),
     (["--processes", "2", "experiment=dmo"], "experiment: unknown option 'dmo'"),
 ])
 def test_local_reports_a_bad_command_line_once(tmp_path, arguments, complaint):

@@ -157,6 +157,7 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     assert "assumed: prompts of " in told
 
 
+@pytest.mark.slow
 def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
     """The prompt leaves one position less than a block takes, of a model with few positions: the laws read it 512 times."""
     folder = copytree(PACKAGE / "assets/tiny", tmp_path / "short")

@@ -64,6 +64,7 @@ def test_tool_calls_are_not_counted_where_the_template_shows_no_tools(result):
     assert found["prompt_tokens"] <= 300
 
 
+@pytest.mark.slow
 def test_a_record_depends_on_its_unit_alone(tmp_path):
     few = (*SMALL, "dataset.limit=1", "probe.faults=[greedy_walk]", "probe.agent_answer=4", "probe.long_tokens=4")
     together, alone = (measured(composed(tmp_path, *PAIR, *few, "num_chains=1", "probe.agent_runs=1",

@@ -90,7 +90,7 @@ def joint(model, prefix, tokens, log_q, alpha) -> float:
 
 
 def test_records_equal_those_of_a_straightforward_loop(probe_config):
-    config = probe_config("dataset.limit=2", "probe.autoregressive=false")
+    config = probe_config("dataset.limit=2", "probe.autoregressive=false", "probe.num_samples=6")
     records = records_of(execute(config))
     for problem in config.dataset.problems():
         expected, record = straightforward(config, problem), records[problem.id]
@@ -231,6 +231,7 @@ def test_an_answer_that_cannot_be_timed_is_skipped(probe_config, monkeypatch):
     assert "not numbers" in record["skipped"]
 
 
+@pytest.mark.slow
 def test_logits_are_computed_in_pieces(probe_config, monkeypatch):
     """No call computes the logits of a whole sequence."""
     config = probe_config("dataset.limit=2")

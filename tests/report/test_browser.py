@@ -61,6 +61,7 @@ def page(tmp_path_factory) -> Path:
     return build([folder]).page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), quick(itertools.product((1280, 400), (LIGHT, DARK)), (400, DARK)))
 def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     """Tables whose columns are runs or settings scroll inside themselves, others only on a narrow screen, with a hint."""
