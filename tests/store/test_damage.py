@@ -36,7 +36,7 @@ RECORDS = [record(f"p{number}", "correct" if number % 2 else "wrong", chain, tex
            for number in range(3) for chain in range(2)]
 WAYS = all_ways(seed=22, flips=60)
 SHORT = all_ways(seed=22, flips=16)
-SOME = [damage for number, damage in enumerate(SHORT) if number % 6 == 0 or damage.name.endswith(" as lock")]
+SOME = [damage for number, damage in enumerate(SHORT) if number % 13 == 0 or damage.name.endswith(" as lock")]
 
 
 class Hangs(BaseException):
@@ -324,6 +324,7 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
     assert "waiting, for at most 0 seconds, until another process has changed files" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3])
 def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
     """Of runs with several chains, no problem may have all of them."""

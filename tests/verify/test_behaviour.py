@@ -149,6 +149,7 @@ def test_a_pair_parts_where_it_first_differs_by_the_distance_of_both_tokens(tiny
     assert behaviour.compare(tiny, "x", [(PROMPT, one, one)], greedy=True) == ("x", "right", "all 1 pairs are equal, 4 tokens")
 
 
+@pytest.mark.slow
 def test_two_files_are_compared_line_by_line(tmp_path, capsys):
     rows = [{"prompt_ids": PROMPT.tolist(), "ids": ids} for ids in ([40, 41, 42], [12, 9, 77])]
     for name, own in (("one", rows), ("other", [rows[0], rows[1] | {"ids": [12, 9, 5]}, *rows]),
