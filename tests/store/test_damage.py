@@ -36,7 +36,7 @@ RECORDS = [record(f"p{number}", "correct" if number % 2 else "wrong", chain, tex
            for number in range(3) for chain in range(2)]
 WAYS = all_ways(seed=22, flips=60)
 SHORT = all_ways(seed=22, flips=16)
-SOME = [damage for number, damage in enumerate(SHORT) if number % 13 == 0 or damage.name.endswith(" as lock")]
+SOME = [damage for number, damage in enumerate(SHORT) if number % 13 == 1 or damage.name.endswith(" as lock")]
 
 
 class Hangs(BaseException):
