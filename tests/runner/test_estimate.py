@@ -14,7 +14,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.chains import LiveChain
+from dflash_mcmc.engine.batching.chains import Part
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
@@ -162,7 +162,7 @@ class Metered(NamedTuple):
 def metered(monkeypatch) -> Metered:
     """Counts the tokens that every part of a probe reads: the engine's meter, whole sequences, and branches."""
     found = Metered([], [])
-    read, drafted, branches, of_chain = sequences.read, sequences.drafted, Tree.read, LiveChain.charge
+    read, drafted, branches, of_part = sequences.read, sequences.drafted, Tree.read, Part.charge
 
     def reading(model, tokens, *others, **settings):
         found.token_forwards.append(tokens.numel())
@@ -176,15 +176,15 @@ def metered(monkeypatch) -> Metered:
         found.token_forwards.append(len(tokens))
         return branches(tree, parents, tokens)
 
-    def charging(chain, number, **amounts):
+    def charging(part, **amounts):
         found.token_forwards.append(amounts.get("token_forwards", 0))
         found.draft_blocks.append(amounts.get("blocks_drafted", 0))
-        return of_chain(chain, number, **amounts)
+        return of_part(part, **amounts)
 
     monkeypatch.setattr(sequences, "read", reading)
     monkeypatch.setattr(sequences, "drafted", drafting)
     monkeypatch.setattr(Tree, "read", branching)
-    monkeypatch.setattr(LiveChain, "charge", charging)
+    monkeypatch.setattr(Part, "charge", charging)
     return found
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
-from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
+from dflash_mcmc.engine.batching.chains import LiveChain, Part
+from dflash_mcmc.engine.batching.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
@@ -62,17 +62,17 @@ class ApiEngine(DelegatingEngine):
         self._meter.count_steps(1, len(ended), 0, started)
         self._meter.share(started, live)
         for future in ended:
-            chain, number, base = self._asked.pop(future)
+            part = self._asked.pop(future)
             try:
                 answer = future.result()
             except WrongReply as wrong:
-                run.end(chain, number, None, f"the server gave {wrong}")
+                run.end(part, None, f"the server gave {wrong}")
                 continue
             except (ConfigError, Refusal) as error:
-                run.fail(chain, error)
+                run.fail(part.chain, error)
                 continue
-            self._charge(chain, number, base, answer)
-            run.end(chain, number, answer)
+            self._charge(part, answer)
+            run.end(part, answer)
 
     def _abort(self, requests: list[Future[Trajectory]]) -> None:
         """Takes out requests. Those that are under way end without effect."""
@@ -82,22 +82,20 @@ class ApiEngine(DelegatingEngine):
 
     def _begin(self, chain: LiveChain) -> None:
         """Sends the operations of a chain's new request, but for those that are answered without the server."""
-        for number, operation in enumerate(chain.operations):
-            if operation.stop is not None:
+        for part in chain.parts:
+            if part.operation.stop is not None:
                 raise ValueError("engine=api has no operations with stop strings of their own")
-            base = prepare(chain, number, skip_identical=False)
-            if base is not None:
-                self._asked[self._threads.submit(self._answer, operation, base)] = Asked(chain, number, base)
+            if part.prepare(skip_identical=False):
+                self._asked[self._threads.submit(self._answer, part.operation, part.base)] = part
 
-    def _charge(self, chain: LiveChain, number: int, base: Trajectory, answer: Trajectory) -> None:
+    def _charge(self, part: Part, answer: Trajectory) -> None:
         """Charges what a server with a cache of prefixes evaluates: a chain's prompt once, and each token drawn or scored."""
-        operation, count = chain.operations[number], answer.length - base.length
-        drawn = isinstance(operation, Draw)
-        again = count if drawn and self._scores_again(operation.params) else 0
-        first = not number and not chain.cost.target_forwards
-        prompt = len(base.prompt) - 1 if first else 0
-        chain.charge(number, tokens_drawn=count if drawn else 0, target_forwards=count if drawn else 1,
-                     token_forwards=prompt + count + again, prompt_forwards=prompt)
+        chain, count, drawn = part.chain, answer.length - part.base.length, isinstance(part.operation, Draw)
+        again = count if drawn and self._scores_again(part.operation.params) else 0
+        first = part is chain.parts[0] and not chain.cost.target_forwards
+        prompt = len(part.base.prompt) - 1 if first else 0
+        part.charge(tokens_drawn=count if drawn else 0, target_forwards=count if drawn else 1,
+                    token_forwards=prompt + count + again, prompt_forwards=prompt)
 
     def _scores_again(self, law: SamplingParams) -> bool:
         """Whether the tokens of a draw are scored for log p, since the server tells log q of its law alone."""

@@ -4,9 +4,8 @@ Each operation of a chain has a slot. A draw continues a sequence. The keys and 
 still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
 token of every chain is therefore drawn by the same code.
 
-    scheduler.py            admits waiting chains to slots, and carries out their draws and scores
+    scheduler.py            admits waiting chains to slots, carries out their draws and scores, and runs decode steps
     chains.py               the request of a chain, its answers, its cost and its turns; keys and values of its slots
-    decode_loop.py          runs decode steps of all live rows
     speculative/steps.py    what a step computes
     model_runner.py         forwards of the target
 
@@ -40,14 +39,13 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, ChainRunner, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
 from dflash_mcmc.engine.batching.plan import Workload, cache_of
-from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
-from dflash_mcmc.engine.batching.scheduler import Scheduler
+from dflash_mcmc.engine.batching.rows import Group, RowProgress, Rows, SharedForwards, Status, Stepper
+from dflash_mcmc.engine.batching.scheduler import DecodeLoop, Scheduler
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Block, Rule, Speculation, Uniforms
@@ -211,18 +209,18 @@ class BatchedEngine(ChainRunner):
                     yield from scheduler.drop(self._dropped)
                     self._dropped.clear()
 
-    def _step(self, scheduler: Scheduler) -> Stop:
-        """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
+    def _step(self, scheduler: Scheduler) -> RowProgress:
+        """Reads the missing tokens of the rows, then steps the rows. Returns their progress."""
         began, live = time.perf_counter(), len(scheduler.running)
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:
             self._meter.count_reading(*read, started)
         started = time.perf_counter()
-        stop = self._loop.run(scheduler.running)
-        self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
+        progress, row_steps = self._loop.run(scheduler.running)
+        self._meter.count_steps(self._loop.steps_per_sync, row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
-        return stop
+        return progress
 
 
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:

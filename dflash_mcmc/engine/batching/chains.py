@@ -15,7 +15,8 @@ import numpy as np
 from dflash_mcmc.engine.batching.cache import CachedPrefix, KVCache, Ladder, assign, chunks
 from dflash_mcmc.engine.batching.interface import DROPPED, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, Span
-from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, Wait
+from dflash_mcmc.engine.batching.rows import Start
+from dflash_mcmc.ops import Chain, Operation, Request, Score, Together, Wait
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 TURN_SECONDS = 0.05
@@ -38,6 +39,56 @@ class Next(NamedTuple):
         return operations[0].trajectory.prompt if operations else None
 
 
+class Part:
+    """An operation of a chain's request, until it is answered.
+
+    Attributes:
+        chain, operation: the chain, and what it asks for.
+        base: the trajectory that is extended: the operation's, or a longer one whose tokens were taken without a forward.
+        answer: None until it is known.
+        cost: what the operation has cost so far.
+        walk: a trace entry for each block drafted for it, if a trace is kept.
+        shares: whether it shares forwards with other parts while their tokens are equal.
+    """
+
+    def __init__(self, chain: LiveChain, operation: Operation):
+        self.chain, self.operation, self.base, self.cost = chain, operation, operation.trajectory, Cost()
+        self.answer: Trajectory | None = None
+        self.walk: list[dict[str, object]] = []
+        self.shares, self.forwards_of_reading = False, 0
+
+    def prepare(self, skip_identical: bool) -> bool:
+        """Finds the base. Returns whether the answer needs forwards; otherwise it is known now.
+
+        Args:
+            skip_identical: whether the tokens that a draw shares with `Draw.along` are taken without a forward.
+        """
+        asked, start = self.operation, self.base.length
+        if isinstance(asked, Score):
+            known = not len(asked.tokens)
+        else:
+            if skip_identical and asked.along is not None and not self.base.complete(asked.horizon):
+                along = asked.along.prefix(asked.horizon)
+                shared = min(along.drawn_again(start, asked.uniforms()[: along.length - start]), asked.until_abandoned(along))
+                self.charge(tokens_skipped=shared)
+                self.base = along.prefix(start + shared)
+            known = self.base.complete(asked.horizon) or asked.is_abandoned(self.base)
+        if known:
+            self.answer = self.base
+        return not known
+
+    def charge(self, **amounts: int) -> None:
+        """Adds to the cost, by the names of `Cost`. A model beside the target reads what it reads."""
+        if beside := self.chain.num_beside:
+            amounts = {**amounts, "companion_forwards": beside * amounts.get("token_forwards", 0)}
+        self.cost = self.cost._replace(**{name: getattr(self.cost, name) + amount for name, amount in amounts.items()})
+
+    def charge_reading(self, start: int, stop: int, chunk: int) -> None:
+        """Charges for positions `start` to `stop - 1`, which are read in pieces of at most `chunk` tokens."""
+        self.forwards_of_reading = max(self.forwards_of_reading, len(list(chunks(start, stop, chunk))))
+        self.charge(token_forwards=stop - start)
+
+
 class LiveChain:
     """A chain that has begun.
 
@@ -45,102 +96,78 @@ class LiveChain:
     tokens that are read and their cost therefore depend neither on the number of rows nor on other chains.
 
     Attributes:
-        operations: the operations of the current request.
+        parts: the operations of the current request.
         slots: the slots of the chain.
+        work: what it waits for outside of the engine; None without such work.
         cost: the cost of earlier requests.
         seconds: the chain's share of the engine's time, in seconds.
         prefill_seconds: the part of it in which prompts and prefixes were read; None where it is not measured.
         walk: a trace entry for each drafted block, if a trace is kept.
         ended: whether the chain has ended.
+        num_beside: models that read what the target reads.
     """
 
     def __init__(self, tag: Hashable, generator: Chain, num_beside: int = 0):
-        self.tag, self.generator, self._num_beside = tag, generator, num_beside
+        self.tag, self.generator, self.num_beside = tag, generator, num_beside
         self.started, self.seconds, self.cost = time.perf_counter(), 0.0, Cost()
         self.walk: list[dict[str, object]] = []
         self.slots: list[Slot] = []
-        self.operations: Sequence[Operation] = ()
+        self.parts: list[Part] = []
+        self.work: Future | None = None
         self.ended = self._together = False
         self.prefill_seconds: float | None = None
-        self._answers: list[Trajectory | None] = []
-        self._costs: list[Cost] = []
-        self._walks: list[list[dict[str, object]]] = []
-        self._shared_from: dict[int, Trajectory] = {}
-        self._forwards_of_reading = 0
-        self.work: Future | None = None
 
     def ask(self, request: Request) -> None:
         """Takes the next request."""
         self._together = isinstance(request, Together)
         self.work = request.work if isinstance(request, Wait) else None
-        several = request.operations if isinstance(request, Together) else ()
-        self.operations = (request,) if isinstance(request, Draw | Score) else several
-        count = len(self.operations)
-        self._answers = [None] * count
-        self._costs, self._walks = [Cost()] * count, [list[dict[str, object]]() for _ in range(count)]
-        self._shared_from, self._forwards_of_reading = {}, 0
+        operations = request.operations if isinstance(request, Together) else () if isinstance(request, Wait) else (request,)
+        self.parts = [Part(self, operation) for operation in operations]
 
     @property
     def complete(self) -> bool:
         """Whether all operations of the request have their answers, or the work that it waits for is done."""
-        return None not in self._answers and not self.waits
+        return not self.waits and all(part.answer is not None for part in self.parts)
 
     @property
     def waits(self) -> bool:
         """Whether the chain waits for work outside of the engine."""
         return self.work is not None and not self.work.done()
 
-    def note(self, number: int, answer: Trajectory, walk: Sequence[dict[str, object]] = ()) -> None:
-        """Notes the answer to an operation of the request."""
-        self._answers[number], self._walks[number] = answer, list(walk)
-
     def answer(self) -> Any:
         """The answer to the complete request. Adds up its cost."""
         if self.work is not None:
             return self.work.result()
         self.settle()
-        return tuple(self._answers) if self._together else self._answers[0]
+        answers = tuple(part.answer for part in self.parts)
+        return answers if self._together else answers[0]
 
-    def slots_for(self, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
-        """A slot for each operation, in the order in which they are placed.
+    def slots_for(self, first: Sequence[Part], again: Sequence[Part]) -> list[Slot]:
+        """A slot for each part, in the order in which they are placed.
 
-        The operations that are the first to extend their tokens come first. They get the slots that hold the most of these
-        tokens.
+        Args:
+            first: the first parts to extend their tokens. They get the slots that hold the most of these tokens.
+            again: the other parts.
         """
-        first = list(dict.fromkeys(first_alike.values()))
-        again = [number for number in bases if number not in first]
-        self.slots += [Slot(self) for _ in range(len(bases) - len(self.slots))]
-        pairs = assign([slot.contents for slot in self.slots], [bases[number].sequence for number in first])
-        slots = {first[mine]: self.slots[theirs] for mine, theirs in pairs}
-        rest = [slot for slot in self.slots if slot not in slots.values()]
-        return slots | dict(zip(again, rest, strict=False))
+        self.slots += [Slot(self) for _ in range(len(first) + len(again) - len(self.slots))]
+        pairs = assign([slot.contents for slot in self.slots], [part.base.sequence for part in first])
+        chosen = [self.slots[theirs] for _, theirs in pairs]
+        chosen += [slot for slot in self.slots if slot not in chosen][: len(again)]
+        for slot, part in zip(chosen, [*(first[mine] for mine, _ in pairs), *again], strict=True):
+            slot.part, slot.leader = part, None
+        return chosen
 
     def settle(self) -> None:
         """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""
-        if self._costs:
-            cost = Cost(*map(sum, zip(*self._costs, strict=True)))
+        if self.parts:
+            cost = Cost(*map(sum, zip(*(part.cost for part in self.parts), strict=True)))
             shared = self._repeated()
-            depth = self._forwards_of_reading + max(each.target_forwards for each in self._costs)
+            depth = max(part.forwards_of_reading for part in self.parts) + max(
+                part.cost.target_forwards for part in self.parts)
             cost = cost._replace(target_forwards=depth, token_forwards=cost.token_forwards - shared, tokens_shared=shared,
-                                 companion_forwards=cost.companion_forwards - self._num_beside * shared)
+                                 companion_forwards=cost.companion_forwards - self.num_beside * shared)
             self.cost = Cost(*map(sum, zip(self.cost, cost, strict=True)))
-        self.walk += [entry for walk in self._walks for entry in walk]
-
-    def charge(self, number: int, **amounts: int) -> None:
-        """Adds to the cost of an operation, by the names of `Cost`. A model beside the target reads what it reads."""
-        if self._num_beside:
-            amounts = {**amounts, "companion_forwards": self._num_beside * amounts.get("token_forwards", 0)}
-        cost = self._costs[number]
-        self._costs[number] = cost._replace(**{name: getattr(cost, name) + amount for name, amount in amounts.items()})
-
-    def charge_reading(self, number: int, start: int, stop: int, chunk: int) -> None:
-        """Charges an operation for positions `start` to `stop - 1`, which are read in pieces of at most `chunk` tokens."""
-        self._forwards_of_reading = max(self._forwards_of_reading, len(list(chunks(start, stop, chunk))))
-        self.charge(number, token_forwards=stop - start)
-
-    def share(self, bases: dict[int, Trajectory]) -> None:
-        """Notes the draws that share forwards while their tokens are equal, and the trajectories that they extend."""
-        self._shared_from = bases if self._together else {}
+        self.walk += [entry for part in self.parts if part.answer is not None for entry in part.walk]
 
     def _repeated(self) -> int:
         """Forwards that draws of the request would repeat if they did not share them.
@@ -149,36 +176,11 @@ class LiveChain:
         a draw repeats the forwards that it shares with the draw before it.
         """
         groups: dict[bytes, list[np.ndarray]] = {}
-        for number, base in self._shared_from.items():
-            answer = self._answers[number]
-            if answer is not None:
-                groups.setdefault(base.sequence.tobytes(), []).append(answer.tokens[base.length :])
+        for part in self.parts:
+            if part.shares and part.answer is not None:
+                groups.setdefault(part.base.sequence.tobytes(), []).append(part.answer.tokens[part.base.length :])
         ordered = [sorted(drawn, key=lambda tokens: tokens.tolist()) for drawn in groups.values()]
         return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for drawn in ordered for a, b in itertools.pairwise(drawn))
-
-
-def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
-    """The trajectory from which forwards continue an operation; None if the operation has its answer without one.
-
-    With `skip_identical`, the tokens that a draw shares with `Draw.along` are taken without a forward.
-    """
-    operation = chain.operations[number]
-    if isinstance(operation, Score):
-        if not len(operation.tokens):
-            chain.note(number, operation.trajectory)
-            return None
-        return operation.trajectory
-    base, along = operation.trajectory, operation.along
-    if skip_identical and along is not None and not base.complete(operation.horizon):
-        along = along.prefix(operation.horizon)
-        shared = min(along.drawn_again(base.length, operation.uniforms()[: along.length - base.length]),
-                     operation.until_abandoned(along))
-        chain.charge(number, tokens_skipped=shared)
-        base = along.prefix(base.length + shared)
-    if base.complete(operation.horizon) or operation.is_abandoned(base):
-        chain.note(number, base)
-        return None
-    return base
 
 
 class Slot:
@@ -191,24 +193,24 @@ class Slot:
         row: the number of its row; None without one.
         offloaded: its keys and values while it has no row; None if it has a row or holds nothing.
         contents: the tokens whose keys and values it holds.
-        number: the number of its operation in the chain's request.
-        operation: the operation that it works or waits for; None if there is none.
-        base: the trajectory that the operation extends.
+        part: the operation that it works or waits for; None if there is none.
         leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
+        start: the draw that begins with the next decode step; None if it has begun.
+        top: an upper bound on the position of its draw.
+        rounds: steps of its draw at the last check.
         clock: the engine's clock at the start of the operation.
         reading_clock: the part of it in which the engine has read prompts and prefixes.
-        walk: a trace entry for each block drafted for the operation, if a trace is kept.
     """
 
     def __init__(self, chain: LiveChain):
         self.chain, self.contents = chain, CachedPrefix()
         self.row: int | None = None
         self.offloaded: SlotPlace | None = None
-        self.operation: Operation | None = None
-        self.base: Trajectory | None = None
+        self.part: Part | None = None
         self.leader: Slot | None = None
-        self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
-        self.walk: list[dict[str, object]] = []
+        self.start: Start | None = None
+        self.top = self.rounds = 0
+        self.clock = self.reading_clock = 0.0
 
     @property
     def place(self) -> int:
@@ -218,16 +220,17 @@ class Slot:
         return self.row
 
     @property
-    def in_progress(self) -> Trajectory:
-        """The trajectory that the operation extends. Raises ValueError without an operation."""
-        if self.base is None:
+    def work(self) -> Part:
+        """The operation that it works for. Raises ValueError without one."""
+        if self.part is None:
             raise ValueError("this slot has no operation")
-        return self.base
+        return self.part
 
-    def work_for(self, number: int, base: Trajectory) -> None:
-        """Takes operation `number` of the chain's request, which extends `base`."""
-        self.number, self.base, self.leader, self.walk = number, base, None, []
-        self.operation = self.chain.operations[number]
+    @property
+    def positions_held(self) -> int:
+        """Positions of its row that hold keys and values."""
+        draws = self.part is not None and self.leader is None
+        return self.top + 1 if draws else self.contents.filled
 
     def begin(self, meter: Meter) -> None:
         """Notes the clocks at the start of the operation."""
@@ -240,7 +243,7 @@ class Slot:
 
     def rest(self) -> None:
         """Ends the operation. The keys and values stay."""
-        self.operation = self.leader = self.base = None
+        self.part = self.leader = self.start = None
 
 
 class SlotPlace(NamedTuple):
@@ -279,14 +282,9 @@ class SlotMemory:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""
         self.cache.reserve(self._key_length(length + self._padding))
 
-    def reserve_step(self, tops: np.ndarray, reach: int) -> int:
-        """Makes the rows long enough for a step. Returns the length of its keys.
-
-        Args:
-            tops: int64 (rows,), bounds on the positions of the first rows.
-            reach: number of positions, from a row's position on, that the step may touch.
-        """
-        keys = self._key_length(int(tops.max()) + reach)
+    def reserve_step(self, stop: int) -> int:
+        """Makes the rows long enough for a step that touches positions before `stop`. Returns the length of its keys."""
+        keys = self._key_length(stop)
         self.cache.reserve(keys)
         return keys
 
@@ -299,8 +297,9 @@ class SlotMemory:
         self.reserve(len(prompt))
         length = self.prompts.copy(prompt, self.cache, slot.place)
         slot.contents.hold(prompt[:length])
-        slot.chain.charge_reading(0, 0, length, self._options.prefill_chunk)
-        slot.chain.charge(0, prompt_forwards=length)
+        part = slot.chain.parts[0]
+        part.charge_reading(0, length, self._options.prefill_chunk)
+        part.charge(prompt_forwards=length)
 
     def place(self, slot: Slot, sequence: np.ndarray, along: Trajectory | None, like: Slot | None = None) -> int:
         """Copies the tokens of a sequence that the chain holds into a slot. The other tokens, except the last, are read later.
@@ -354,11 +353,11 @@ class SlotMemory:
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         slots, self._unread = self._unread, []
-        working = [slot for slot in slots if slot.row is not None and slot.operation is not None]
+        working = [slot for slot in slots if slot.row is not None and slot.part is not None]
         self.runner.replay(self.cache, [slot.place for slot in working], [slot.contents.filled for slot in working])
-        missing = [slot for slot in working if slot.contents.filled < len(slot.contents.held)]
-        spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held),
-                      slot.in_progress.prompt) for slot in missing]
+        spans = [Span(slot.place, slot.part.base.sequence, slot.contents.filled, len(slot.contents.held),
+                      slot.part.base.prompt) for slot in working
+                 if slot.part is not None and slot.contents.filled < len(slot.contents.held)]
         for slot in slots:
             slot.contents.filled = len(slot.contents.held)
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import transformers
 
-from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain
+from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Part
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
@@ -111,14 +111,6 @@ def prompt_encoder(model: Any) -> PromptEncoder | None:
     return encoder if encoder is None or shape is None else encoder._replace(max_positions=positions(shape.config))
 
 
-class Asked(NamedTuple):
-    """A request in progress: the operation of a chain, and the trajectory that the request goes on from."""
-
-    chain: LiveChain
-    number: int
-    base: Trajectory
-
-
 class DelegatingEngine(ChainRunner):
     """Runs chains whose operations are requests to something else.
 
@@ -130,7 +122,7 @@ class DelegatingEngine(ChainRunner):
 
     def __init__(self, num_chains: int):
         super().__init__()
-        self._num_chains, self._asked = num_chains, dict[Any, Asked]()
+        self._num_chains, self._asked = num_chains, dict[Any, Part]()
 
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
@@ -143,7 +135,7 @@ class DelegatingEngine(ChainRunner):
                 self._step(run)
                 run.end_dropped(self._dropped)
                 self._dropped.clear()
-                self._abort([request for request, asked in self._asked.items() if asked.chain.ended])
+                self._abort([request for request, part in self._asked.items() if part.chain.ended])
                 yield from run.fill()
                 yield None
         finally:
@@ -187,15 +179,15 @@ class LiveChains(ChainPool):
             self.advance(chain)
         return self.take_finished()
 
-    def end(self, chain: LiveChain, number: int, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
+    def end(self, part: Part, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
         """Gives a chain the answer to an operation of its request; None ends it, for this reason."""
-        if chain.ended:
+        if part.chain.ended:
             return
         if answer is None:
-            self._give_up(chain, failure)
+            self._give_up(part.chain, failure)
             return
-        chain.note(number, answer)
-        self.advance(chain)
+        part.answer = answer
+        self.advance(part.chain)
 
     def fail(self, chain: LiveChain, error: Exception) -> None:
         """Raises an error in a chain. One that catches it ends, and another ends the run."""

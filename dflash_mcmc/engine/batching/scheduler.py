@@ -11,16 +11,30 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
 import numpy as np
+import torch
 
-from dflash_mcmc.engine.batching.cache import chunks
-from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, Slot, SlotMemory, prepare
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
+from dflash_mcmc.engine.batching.cache import Ladder, chunks
+from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, Part, Slot, SlotMemory
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import Span, scores
-from dflash_mcmc.engine.batching.rows import Limit, Start, Status, num_columns, split_columns
+from dflash_mcmc.engine.batching.rows import (
+    DrawnTokens,
+    Group,
+    Limit,
+    RowProgress,
+    Rows,
+    SharedForwards,
+    Start,
+    Status,
+    Stepper,
+    num_columns,
+    split_columns,
+)
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
+from dflash_mcmc.engine.speculative.steps import Tracer
 from dflash_mcmc.ops import Chain, Draw, Operation, Score, counted_from
+from dflash_mcmc.process import bars
 from dflash_mcmc.types import Cost, Trajectory
 
 
@@ -65,36 +79,37 @@ class Scheduler(ChainPool):
         return len(self._slots) if self._ahead or self.more else 0
 
     def fill(self) -> list[Finished]:
-        """Gives all rows work, as far as there is work. Returns the chains that have ended.
-
-        A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
-        """
+        """Gives all rows work, as far as there is work. Returns the chains that have ended."""
         if not self.running:
             self.rest()
         self.resume()
-        while ((len(self._free_rows()) > (0 if self.waiting else len(self.paused))
-                and (self._begin_waiting() if self.waiting else self._admit())) or self._carry_out_scores()):
+        while self._begin_more() or self._carry_out_scores():
             pass
         self.running = self._arrange()
         return self.take_finished()
 
-    def end_steps(self, stop: Stop) -> list[Finished]:
+    def end_steps(self, progress: RowProgress) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
-        if not (stop.ended or stop.parted):
+        parted = np.flatnonzero(progress.status == Status.DIVERGED).tolist()
+        ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.DIVERGED)).tolist()
+        if not (ended or parted):
             arrived = self._free_rows() and self._chain_waits()
             return self.fill() if self.paused or arrived or self._finished else []
-        self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
-        for slot, ended in [(self.running[ended.row], ended) for ended in reversed(stop.ended)]:
-            chain = slot.chain
-            if slot.operation is None:  # another operation of the chain has failed
+        draws = [(row, slot, slot.part) for row in ended if (slot := self.running[row]).part is not None]
+        spans = [(row, part.base.sequence_length, int(progress.position[row]) + 1) for row, _, part in draws]
+        read = self._loop.rows.read(spans) if spans else []
+        self._part(parted, progress.position)  # first, because it copies keys of rows whose draws may have ended
+        for (row, slot, part), drawn in reversed(list(zip(draws, read, strict=True))):
+            if slot.part is None:  # another operation of the chain has failed
                 continue
-            if ended.status == Status.FAILED:
-                self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
+            if progress.status[row] == Status.FAILED:
+                self._fail(part.chain, f"{NOT_NUMBERS} (after {part.base.length + len(drawn.tokens)} tokens)")
                 continue
-            chain.note(slot.number, self._collected(slot, ended), slot.walk)
+            part.answer = self._collected(slot, part, drawn)
+            part.charge(**self._loop.stepper.cost(group_of(part.operation), len(drawn.tokens), progress.counts(row)))
             slot.charge(self._meter)
             slot.rest()
-            self.advance(chain)
+            self.advance(part.chain)
         return self.fill()
 
     def drop(self, tags: Collection[Hashable]) -> list[Finished]:
@@ -122,6 +137,16 @@ class Scheduler(ChainPool):
         self._meter.count_reading(*self._memory.prompts.read(prompts), started, ahead=True)
         self._seconds_ahead = (time.perf_counter() - started) / max(1, len(self._ahead))
 
+    def _begin_more(self) -> bool:
+        """Begins operations that wait for a row, or else a chain, where rows are free. Returns whether any began.
+
+        A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
+        """
+        free = len(self._free_rows())
+        if self.waiting:
+            return free > 0 and self._begin_waiting()
+        return free > len(self.paused) and self._admit()
+
     def _admit(self) -> bool:
         """Begins the next chain that waits. Returns whether there was one."""
         if not self._chain_waits():
@@ -141,23 +166,22 @@ class Scheduler(ChainPool):
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
-        bases = {number: base for number in range(len(chain.operations))
-                 if (base := prepare(chain, number, self._options.skip_identical)) is not None}
-        chain.share({number: base for number, base in bases.items() if self._shares(chain.operations[number])})
-        same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
-        first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
-        slots = chain.slots_for(bases, first)
-        for number, slot in slots.items():
-            slot.work_for(number, bases[number])
-        working = [slot for slot in slots.values() if self._give_row(slot)]
-        for number, slot in slots.items():
-            self._place(slot, None if first[number] == number else slots[first[number]])
-        self.waiting.extend(slot for slot in slots.values() if slot.row is None)
+        first, again = dict[bytes, Part](), list[Part]()  # those that extend other tokens, and the same ones as another
+        for part in chain.parts:
+            if not part.prepare(self._options.skip_identical):
+                continue
+            part.shares = self._sharing and isinstance(part.operation, Draw)
+            if first.setdefault(part.base.sequence.tobytes(), part) is not part:
+                again.append(part)
+        slots = chain.slots_for(list(first.values()), again)
+        working = [slot for slot in slots if self._give_row(slot)]
+        placed = dict[bytes, Slot]()
+        for slot in slots:
+            name = slot.work.base.sequence.tobytes()
+            self._place(slot, placed.get(name))
+            placed.setdefault(name, slot)
+        self.waiting.extend(slot for slot in slots if slot.row is None)
         self._work(working)
-
-    def _shares(self, operation: Operation | None) -> bool:
-        """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
-        return self._sharing and isinstance(operation, Draw)
 
     def _place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.
@@ -165,13 +189,14 @@ class Scheduler(ChainPool):
         Args:
             like: a slot that has been placed and whose operation extends the same tokens; None for the first such slot.
         """
-        sequence, along = slot.in_progress.sequence, None
-        if isinstance(slot.operation, Draw):
-            along = slot.operation.along
+        part, along = slot.work, None
+        sequence = part.base.sequence
+        if isinstance(part.operation, Draw):
+            along = part.operation.along
             self._memory.reserve(len(sequence) if along is None else along.sequence_length)
         start = self._memory.place(slot, sequence, along, like)
         if like is None or not self._sharing:
-            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
+            part.charge_reading(start, len(sequence) - 1, self._options.prefill_chunk)
 
     def _begin_waiting(self) -> bool:
         """Begins the operations that have waited longest, as far as there are rows. Returns whether any began."""
@@ -187,24 +212,22 @@ class Scheduler(ChainPool):
         """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
         first: dict[tuple[LiveChain, bytes], Slot] = {}
         for slot in slots:
-            if slot.operation is None:  # another operation of the chain has failed
+            if (part := slot.part) is None:  # another operation of the chain has failed
                 continue
-            if self._shares(slot.operation):
-                name = slot.chain, slot.in_progress.sequence.tobytes()
-                leader = first.setdefault(name, slot)
+            if part.shares:
+                leader = first.setdefault((part.chain, part.base.sequence.tobytes()), slot)
                 slot.leader = None if leader is slot else leader
             slot.begin(self._meter)
-            if isinstance(slot.operation, Draw):
-                self._draw(slot, slot.operation)
+            if isinstance(part.operation, Draw):
+                self._draw(slot, part.operation, part.base)
             elif self._memory.cache.recurrent:  # whose states are prepared for one row
                 self._score([slot])
             else:  # together with those of other chains
                 self._scores.append(slot)
 
-    def _draw(self, slot: Slot, draw: Draw) -> None:
+    def _draw(self, slot: Slot, draw: Draw, base: Trajectory) -> None:
         """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
-        base, row, rows = slot.in_progress, slot.place, self._loop.rows
-        sequence, origin = base.sequence, len(base.prompt)
+        row, rows, sequence, origin = slot.place, self._loop.rows, base.sequence, len(base.prompt)
         if self._runner.second:
             self._runner.second.begin(row, base.prompt)
         self._memory.reserve(len(sequence))
@@ -230,11 +253,11 @@ class Scheduler(ChainPool):
             rows.mark_seen(row, sequence)
         if any(params.counts_tokens for params in every):
             rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
-        self._loop.begin(start, draw)
+        self._loop.begin(slot, start, draw)
 
-    def _collected(self, slot: Slot, end: EndedDraw) -> Trajectory:
+    def _collected(self, slot: Slot, part: Part, drawn: DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended."""
-        drawn, base, asked = end.drawn, slot.in_progress, slot.chain.operations[slot.number]
+        asked, base = part.operation, part.base
         ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
                                *split_columns(asked, drawn.columns))
@@ -242,12 +265,11 @@ class Scheduler(ChainPool):
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
         slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
-        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), end.counts))
         return answer
 
     def _carry_out_scores(self) -> bool:
         """Carries out the scores that wait, together. Returns whether there were any."""
-        slots, self._scores = [slot for slot in self._scores if slot.operation is not None], []  # else the chain has failed
+        slots, self._scores = [slot for slot in self._scores if slot.part is not None], []  # else the chain has failed
         if slots:
             self._score(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
@@ -258,12 +280,12 @@ class Scheduler(ChainPool):
         """Teacher-forces tokens after the trajectories of slots that have rows. Those that are no numbers end their chains."""
         asked = []
         for slot in slots:
-            score = slot.operation
+            score = slot.work.operation
             assert isinstance(score, Score)
             sequence = np.concatenate([score.trajectory.sequence, np.asarray(score.tokens, np.int64)])
             first, last = score.trajectory.sequence_length - 1, len(sequence) - 1  # a token is scored by the logits before it
             asked.append((Span(slot.place, sequence, first, last, score.trajectory.prompt), score))
-            slot.chain.charge(slot.number, target_forwards=len(list(chunks(first, last, self._options.prefill_chunk))))
+            slot.work.charge(target_forwards=len(list(chunks(first, last, self._options.prefill_chunk))))
             self._memory.reserve(len(sequence))
             self._memory.fill(slot)
         self._memory.read()
@@ -277,11 +299,11 @@ class Scheduler(ChainPool):
             slot.contents.hold(sequence[:-1])
             if self._grid and self._runner.drafts({score.source}):
                 blocks = self._grid.num_blocks(origin, start, len(sequence))
-            slot.chain.charge(slot.number, token_forwards=len(score.tokens), blocks_drafted=blocks)
+            slot.work.charge(token_forwards=len(score.tokens), blocks_drafted=blocks)
             log_p, log_q, interval, columns = result
             ended = self._runner.endings.ended(score, sequence[origin:])
-            slot.chain.note(slot.number, score.trajectory.extended(
-                sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
+            slot.work.answer = score.trajectory.extended(sequence[start:], log_p, log_q, interval, ended,
+                                                         *split_columns(score, columns))
             answered.append(slot)
         for slot in slots:
             if slot in answered:
@@ -289,18 +311,25 @@ class Scheduler(ChainPool):
             elif not slot.chain.ended:
                 self._fail(slot.chain, NOT_NUMBERS)
 
-    def _part(self, parted: Sequence[Diverged]) -> None:
-        """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
+    def _part(self, parted: Sequence[int], positions: np.ndarray) -> None:
+        """Continues draws of rows that have parted from their leaders. Draws that still agree share forwards again.
+
+        Keys and values of a row before its position are those of its leader.
+        """
+        if not parted:
+            return
+        rows = self._loop.rows
+        tokens = rows.tokens[parted, torch.from_numpy(positions[parted]).to(rows.device)].tolist()
         groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
-        for row, position, token in parted:
-            groups.setdefault((self.running[row].leader, position, token), []).append(self.running[row])
+        for row, token in zip(parted, tokens, strict=True):
+            groups.setdefault((self.running[row].leader, int(positions[row]), token), []).append(self.running[row])
         for (leader, position, _), (first, *others) in groups.items():
             if leader is not None:
                 self._memory.follow(leader, first, position)
             first.leader = None
             for other in others:
                 other.leader = first
-        self._loop.rows.status[[entry.row for entry in parted]] = Status.LIVE
+        rows.status[parted] = Status.LIVE
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
         """Ends a chain whose logits are not numbers, and clears its keys and values."""
@@ -322,7 +351,7 @@ class Scheduler(ChainPool):
 
     def _free_rows(self) -> list[int]:
         """Rows that are free for an operation: first those without a slot, then those of slots that rest."""
-        resting = [row for row, slot in enumerate(self._slots) if slot is not None and slot.operation is None]
+        resting = [row for row, slot in enumerate(self._slots) if slot is not None and slot.part is None]
         return [row for row, slot in enumerate(self._slots) if slot is None] + resting
 
     def _give_row(self, slot: Slot) -> bool:
@@ -340,7 +369,7 @@ class Scheduler(ChainPool):
 
     def _arrange(self) -> list[Slot]:
         """Brings the rows into their order. Returns the slots that work, by row."""
-        working = [slot for slot in self._slots if slot is not None and slot.operation is not None]
+        working = [slot for slot in self._slots if slot is not None and slot.part is not None]
         fed = [slot for slot in working if slot.leader is None]
         sharing = [slot for slot in working if slot.leader is not None]
         self._bring(fed, 0)
@@ -359,14 +388,117 @@ class Scheduler(ChainPool):
         gaps = [row for row in range(start, stop) if self._slots[row] not in wanted]
         for row, gap in zip(reversed(outside), gaps, strict=True):
             slots = self._slots[row], self._slots[gap]
-            self._memory.swap(row, gap, slots, [0 if slot is None else self._positions_held(slot) for slot in slots])
+            self._memory.swap(row, gap, slots, [0 if slot is None else slot.positions_held for slot in slots])
             self._loop.swap(row, gap)
             self._slots[gap], self._slots[row] = slots
             for slot, new_row in zip(slots, (gap, row), strict=True):
                 if slot is not None:
                     slot.row = new_row
 
-    def _positions_held(self, slot: Slot) -> int:
-        """Positions of a slot's row that hold keys and values."""
-        works = slot.operation is not None and slot.leader is None
-        return self._loop.positions_held(slot.place) if works else slot.contents.filled
+
+class DecodeLoop:
+    """Steps all live rows together.
+
+    Args:
+        rows: the state of the draws.
+        stepper: makes the steps.
+        memory: keys and values of the rows.
+        ladder: shapes of the batch.
+        steps_per_sync: steps between two checks for ended draws.
+        tracer: records the outcome of drafted blocks; None for no trace.
+    """
+
+    def __init__(self, rows: Rows, stepper: Stepper, memory: SlotMemory, ladder: Ladder, steps_per_sync: int,
+                 tracer: Tracer | None = None):
+        self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
+        self._memory, self._ladder, self._tracer = memory, ladder, tracer
+        self._idle = np.zeros(rows.num_rows, np.int64)  # the position at which each row is idle, or -1
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all draws."""
+        self.groups: tuple[Group, ...] = ()
+        self._num_fed = 0
+        self._riders: SharedForwards | None = None
+        self.rows.idle(slice(None))
+        self._idle[:] = 0
+
+    def begin(self, slot: Slot, start: Start, draw: Draw) -> None:
+        """Adds a draw: its row takes part from the next step on."""
+        slot.start, slot.top, slot.rounds = start, start.first - 1, 0
+        self._idle[slot.place] = -1
+        if len(self.groups) != 1 or self.groups[0] != group_of(draw):
+            self.groups = ()
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges two rows, whose draws continue."""
+        self.rows.swap(a, b)
+        self._idle[[a, b]] = self._idle[[b, a]]
+
+    def drop(self, row: int, held: int) -> None:
+        """Takes a row out of the batch. A step may still feed it, but overwrites none of its first `held` positions."""
+        if self._idle[row] != held:
+            self.rows.idle(row, held)
+            self._idle[row] = held
+
+    def arrange(self, slots: Sequence[Slot], num_fed: int) -> None:
+        """Notes the rows of the next steps.
+
+        Args:
+            slots: the live slots in the order of their rows: slots that are fed, then slots that share their forwards.
+            num_fed: the number of slots that are fed.
+        """
+        self._num_fed, self._riders = num_fed, None
+        if len(self.groups) != 1:
+            self.groups = ()
+        if num_fed < len(slots):
+            leader = list(range(self._batch(len(slots))))
+            for row in range(num_fed, len(leader)):
+                rides = slots[row].leader if row < len(slots) else None
+                leader[row] = 0 if rides is None else rides.place
+            self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
+
+    def run(self, slots: Sequence[Slot]) -> tuple[RowProgress, int]:
+        """Writes the state of the draws that begin, and steps the live slots until the next check.
+
+        Returns the progress of their rows, and the steps since the last check, summed over rows.
+        """
+        if starts := [slot.start._replace(row=slot.place) for slot in slots if slot.start]:
+            self.rows.begin(starts)
+        operations = [slot.work.operation for slot in slots]
+        self.groups = self.groups or _grouped(operations, self.rows.device)
+        self.rows.has_floors = any(isinstance(each, Draw) and each.floor is not None for each in operations)
+        live, fed, batch = len(slots), self._num_fed, self._batch(self._num_fed)
+        before, rounds = (np.array([getattr(slot, name) for slot in slots]) for name in ("top", "rounds"))
+        top, idle = int(before.max()), int(self._idle[live:batch].max(initial=0))
+        for _ in range(self.steps_per_sync):
+            keys = self._memory.reserve_step(max(top, idle) + self.stepper.reach)
+            self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, self._riders)
+            top += self.stepper.tokens_a_step
+            if self._tracer:
+                self._tracer.keep(slots)
+        progress = self.rows.progress(live)
+        bars.drew(int((progress.position - before).sum()))
+        self._memory.cache.passed(before[:fed], progress.position[:fed])
+        for slot, position, count in zip(slots, progress.position.tolist(), progress.rounds.tolist(), strict=True):
+            slot.start, slot.top, slot.rounds = None, position, count
+        return progress, int((progress.rounds - rounds).sum())
+
+    def _batch(self, rows: int) -> int:
+        return min(self._ladder.batch(rows), self.rows.num_rows)
+
+
+def group_of(operation: Operation) -> Group:
+    """The group of an operation's row, without its rows."""
+    return Group(operation.params, operation.source, None, operation.laws, operation.entropy, operation.kept)
+
+
+def _grouped(operations: Sequence[Operation], device: torch.device) -> tuple[Group, ...]:
+    """Groups the live rows by what they draw and measure. A single group does not list its rows."""
+    rows: dict[Group, list[int]] = {}
+    for row, operation in enumerate(operations):
+        rows.setdefault(group_of(operation), []).append(row)
+    if len(rows) == 1:
+        return (next(iter(rows)),)
+    return tuple(group._replace(rows=torch.tensor(mine, device=device))
+                 for group, mine in sorted(rows.items(), key=lambda item: repr(item[0])))

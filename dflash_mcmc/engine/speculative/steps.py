@@ -315,8 +315,8 @@ class Tracer:
                 if gained:
                     of_p, of_q = ([value if math.isfinite(value) else None for value in values]  # JSON has no infinities
                                   for values in (log_p, log_q))
-                    slot.walk.append({
-                        "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted, "log_p": of_p,
+                    slot.part.walk.append({
+                        "anchor": anchor - len(slot.part.operation.trajectory.prompt), "drafted": drafted, "log_p": of_p,
                         "log_q": None if walk.block.draft is None else of_q, "accepting": accepting or None,
                         "uniforms": uniforms, "accepted": accepted, "tokens": tokens[: accepted + 1], "gained": gained})
         self._walks.clear()  # the next step may verify no block

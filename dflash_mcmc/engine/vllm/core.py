@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.elsewhere import Asked, DelegatingEngine, LiveChains, UnloadedTarget
+from dflash_mcmc.engine.batching.chains import LiveChain, Part
+from dflash_mcmc.engine.batching.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.drawing import CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import UserError, reason_of
@@ -280,43 +280,41 @@ class VllmEngine(DelegatingEngine):
         self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
         answers = self._answers(ended)
         self._meter.share(started, live)
-        for asked, answer in answers:
-            run.end(asked.chain, asked.number, answer)
+        for part, answer in answers:
+            run.end(part, answer)
 
     def _begin(self, chain: LiveChain) -> None:
-        for number, operation in enumerate(chain.operations):
-            if operation.stop is not None:
+        for part in chain.parts:
+            if part.operation.stop is not None:
                 raise ValueError("engine=vllm has no operations with stop strings of their own")
-            base = prepare(chain, number, self._skip_identical)
-            if base is not None:
-                strings = self.model.stop_strings
+            if part.prepare(self._skip_identical):
+                base, strings = part.base, self.model.stop_strings
                 matched = 0 if strings is None else strings.state(base.tokens)
-                ticket = Ticket.of(next(self._numbers), operation, base, self.model.stop_ids, matched)
-                self._asked[ticket.number] = Asked(chain, number, base)
+                ticket = Ticket.of(next(self._numbers), part.operation, base, self.model.stop_ids, matched)
+                self._asked[ticket.number] = part
                 self._core.add(ticket, base.sequence.tolist())
 
-    def _answers(self, ended: list[EndedRequest]) -> list[tuple[Asked, Trajectory | None]]:
+    def _answers(self, ended: list[EndedRequest]) -> list[tuple[Part, Trajectory | None]]:
         """The answers of requests that have ended; None where logits are not numbers."""
         if not ended:
             return []
         drawn = self._core.take([request.number for request in ended])
         return [self._answer(self._asked.pop(request.number), request, drawn[request.number]) for request in ended]
 
-    def _answer(self, asked: Asked, request: EndedRequest, drawn: Drawn) -> tuple[Asked, Trajectory | None]:
-        chain, number, base = asked
-        operation, count = chain.operations[number], len(drawn.tokens)
+    def _answer(self, part: Part, request: EndedRequest, drawn: Drawn) -> tuple[Part, Trajectory | None]:
+        operation, base, count = part.operation, part.base, len(drawn.tokens)
         read = base.sequence_length - request.cached
-        chain.charge(number, tokens_drawn=count if isinstance(operation, Draw) else 0, target_forwards=drawn.forwards,
-                     token_forwards=read + max(count - 1, 0))
+        part.charge(tokens_drawn=count if isinstance(operation, Draw) else 0, target_forwards=drawn.forwards,
+                    token_forwards=read + max(count - 1, 0))
         self._meter.count_reading(read, 0, time.perf_counter())
         if drawn.failed:
-            return asked, None
+            return part, None
         scores, stopped = drawn.scores, self.model.ends(np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:SCORES], stopped,
                                *split_columns(operation, scores[:, SCORES:]))
         if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or operation.is_abandoned(answer)):
             raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
-        return asked, answer
+        return part, answer
 
     def _abort(self, requests: list[int]) -> None:
         if requests:
