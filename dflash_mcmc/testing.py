@@ -26,7 +26,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularEngine
-from dflash_mcmc.engine.speculative.speculation import Block
+from dflash_mcmc.engine.speculative.rules import Block
 from dflash_mcmc.kernel import MetropolisStep
 from dflash_mcmc.ops import SamplingParams, Score, Steps
 from dflash_mcmc.types import Trajectory

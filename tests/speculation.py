@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, law_of, product_target, total_variation

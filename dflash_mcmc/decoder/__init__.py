@@ -13,7 +13,7 @@ from dflash_mcmc.registry import Component, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
     from dflash_mcmc.settings import Settings
 
 _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")

@@ -13,7 +13,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
     from dflash_mcmc.settings import Settings
 
 
@@ -47,7 +47,7 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         from dflash_mcmc.engine.speculative import rules
-        from dflash_mcmc.engine.speculative.speculation import Speculation
+        from dflash_mcmc.engine.speculative.rules import Speculation
 
         rule, fault = rules.matching(self.fault, self.fault_window)
         return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,

@@ -13,7 +13,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
     from dflash_mcmc.settings import Settings
 
 
@@ -44,7 +44,7 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         from dflash_mcmc.engine.speculative import rules
-        from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
+        from dflash_mcmc.engine.speculative.rules import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
         faults = rules.REJECTION | rules.BLOCK

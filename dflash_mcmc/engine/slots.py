@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
     from dflash_mcmc.settings import Settings
 
 

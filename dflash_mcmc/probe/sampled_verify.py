@@ -40,7 +40,7 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
 
 PLAIN, SAME_KEY, MATCH = "plain", "same_key", "speculative_match"
 SHORT, LONG, AGENT = "short", "long", "agent"
@@ -76,7 +76,7 @@ def speculation_of(arm: str, drafter: Drafter | None, window: int) -> Speculatio
     if arm == PLAIN:
         return None
     from dflash_mcmc.engine.speculative import rules
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.rules import Speculation
 
     rule, fault = rules.matching(None if arm in (SAME_KEY, MATCH) else arm, window)
     return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=arm not in (SAME_KEY, MATCH), fault=fault)

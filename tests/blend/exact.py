@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.testing import power_target, total_variation
 from tests.laws import power_law, product_law
 from tests.sampler import test_temperature as of_temperature

@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
 from tests.cases import quick

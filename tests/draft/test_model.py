@@ -15,7 +15,6 @@ import transformers
 from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.draft.model import ModelDraft
-from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -314,7 +313,7 @@ def test_beside_a_blend_with_a_model(qwen3):
 def test_steps_have_as_many_rows_as_without_a_second_model(make_config):
     """On a machine whose products keep the bits of a row, a step with such a draft is not padded to eight rows either."""
     target = make_config("model=tiny").model.load("cpu")
-    alone, beside = (batched.free_rows(target, batched.EngineSteps(drafter), batched.ATTENTION)
+    alone, beside = (BatchedEngine(target, None, 1, LENGTH, speculation=match().speculation(drafter))._loop._ladder.row_step
                      for drafter in (SelfDrafter(3), ModelDrafter(target, 3)))
     assert alone == beside
 

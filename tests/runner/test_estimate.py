@@ -14,7 +14,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.chains import Part
+from dflash_mcmc.engine.batching.chains import RequestPart
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
@@ -162,7 +162,7 @@ class Metered(NamedTuple):
 def metered(monkeypatch) -> Metered:
     """Counts the tokens that every part of a probe reads: the engine's meter, whole sequences, and branches."""
     found = Metered([], [])
-    read, drafted, branches, of_part = sequences.read, sequences.drafted, Tree.read, Part.charge
+    read, drafted, branches, of_part = sequences.read, sequences.drafted, Tree.read, RequestPart.charge
 
     def reading(model, tokens, *others, **settings):
         found.token_forwards.append(tokens.numel())
@@ -184,7 +184,7 @@ def metered(monkeypatch) -> Metered:
     monkeypatch.setattr(sequences, "read", reading)
     monkeypatch.setattr(sequences, "drafted", drafting)
     monkeypatch.setattr(Tree, "read", branching)
-    monkeypatch.setattr(Part, "charge", charging)
+    monkeypatch.setattr(RequestPart, "charge", charging)
     return found
 
 

@@ -13,7 +13,7 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.testing import PROMPT, law_of, total_variation

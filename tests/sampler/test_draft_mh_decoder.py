@@ -9,7 +9,7 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.chains import cost
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.testing import PROMPT, invariance_error, law_of, power_target, total_variation, transition_matrix
 from tests.sampler.stages import matrix_error

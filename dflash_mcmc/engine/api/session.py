@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
-from dflash_mcmc.engine.batching.chains import LiveChain, Part
+from dflash_mcmc.engine.batching.chains import LiveChain, RequestPart
 from dflash_mcmc.engine.batching.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError
@@ -88,7 +88,7 @@ class ApiEngine(DelegatingEngine):
             if part.prepare(skip_identical=False):
                 self._asked[self._threads.submit(self._answer, part.operation, part.base)] = part
 
-    def _charge(self, part: Part, answer: Trajectory) -> None:
+    def _charge(self, part: RequestPart, answer: Trajectory) -> None:
         """Charges what a server with a cache of prefixes evaluates: a chain's prompt once, and each token drawn or scored."""
         chain, count, drawn = part.chain, answer.length - part.base.length, isinstance(part.operation, Draw)
         again = count if drawn and self._scores_again(part.operation.params) else 0

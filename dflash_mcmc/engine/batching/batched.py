@@ -19,39 +19,36 @@ is first needed. Steps run without a graph if rows draw with different sampling 
 
 A step on a CPU has as many rows as chains, or multiples of eight. The products of `linear.py` have the same bits for any
 number of rows. Whether attention, norms, draws and rules have too is compared on the machine that it runs on, in less than a
-second: a step of 1 and of 8 slots with one of 9, bit by bit, with random and fixed inputs. A step is what an engine does: the
-proposal of the draft, the forward over the tokens of each slot, their logits, and the rule. If anything differs, steps are
-padded to multiples of eight.
+second: the engine's own steps of 1 and of 8 rows with those of 9, bit by bit, after random tokens. If anything differs, steps
+are padded to multiples of eight.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from functools import cache, partial
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
+from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of, round_up
 from dflash_mcmc.engine.batching.chains import SlotMemory
 from dflash_mcmc.engine.batching.interface import DEFAULTS, ChainRunner, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
 from dflash_mcmc.engine.batching.plan import Workload, cache_of
-from dflash_mcmc.engine.batching.rows import Group, RowProgress, Rows, SharedForwards, Status, Stepper
+from dflash_mcmc.engine.batching.rows import Group, RowProgress, Rows, SharedForwards, Start, Status, Stepper
 from dflash_mcmc.engine.batching.scheduler import DecodeLoop, Scheduler
 from dflash_mcmc.engine.batching.stop_strings import Endings
-from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, ModelDrafter
-from dflash_mcmc.engine.speculative.speculation import Block, Rule, Speculation, Uniforms
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter
+from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.engine.speculative.steps import BlockSteps, MixedSteps, PlainSteps, Speculator, Tracer
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.ops import Chain
+from dflash_mcmc.ops import Chain, SamplingParams
 from dflash_mcmc.rng import Key
 
 _WARM_UPS = 2
@@ -141,7 +138,7 @@ class BatchedEngine(ChainRunner):
                  few_rows: bool = False):
         super().__init__()
         self.model, self.num_slots, self.options, self._few_rows = model, num_slots, options, few_rows
-        proposer: Drafter | None = speculation.drafter if speculation else drafter
+        proposer = speculation.drafter if speculation else drafter
         work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
         for each in work.models:
             if each.max_positions is not None and max_length > each.max_positions:
@@ -149,23 +146,13 @@ class BatchedEngine(ChainRunner):
                 raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                                 f"{each.max_positions} ({name})")
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
-        implementation = work.implementation(model)
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
-        made = EngineSteps(proposer, speculation.rule if speculation else None, few_rows)
-        # Blocks of a draft beside a companion are not compared.
-        free = companion is None or (proposer is None and free_rows(companion, EngineSteps(few_rows=few_rows),
-                                                                    work.implementation(companion)))
-        if free_rows(model, made, implementation) and free:
+        self.parts = EngineParts(model, blend, speculation, drafter, companion, second, few_rows, work)
+        if free_rows(self.parts):
             ladder = ladder._replace(row_step=1)
-        beside, drafting = (None if each is None else ModelRunner(
-            each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
-            for each in (companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
-        grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
-        runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if proposer and proposer.companion else None, grid, beside,
-                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting)
+        runner = self.parts.runner(num_rows, longest, ladder.row_step)
         # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
         cache, spare = (cache_of(work, model, num_rows, longest if on_gpu else ladder.key_step) for _ in range(2))
         prompts = PromptReader(runner, cache_of(work, model, *work.prompts(num_slots)))
@@ -177,12 +164,12 @@ class BatchedEngine(ChainRunner):
             reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
             if speculation is not None and speculation.trace:
                 reasons.append("decoder.trace reads every step")
-            if grid is not None:
+            if runner.grid is not None:
                 reasons.append("steps use a draft of every token")
             stepper = graphed(stepper, next(iter(reasons), None), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
-        self._speculation, self._sharing = speculation, not (grid or speculation)
+        self._speculation, self._sharing = speculation, not (runner.grid or speculation)
 
     def reset_counters(self) -> None:
         """Sets the counters to zero."""
@@ -223,6 +210,42 @@ class BatchedEngine(ChainRunner):
         return progress
 
 
+class EngineParts(NamedTuple):
+    """What the steps of an engine are made of; the fields are those of `BatchedEngine`."""
+
+    model: LanguageModel
+    blend: TargetBlend | None
+    speculation: Speculation[Drafter] | None
+    drafter: Drafter | None
+    companion: LanguageModel | None
+    second: Mapping[bytes, np.ndarray] | None
+    few_rows: bool
+    work: Workload
+
+    @property
+    def proposer(self) -> Drafter | None:
+        """The draft of the decoder, or else that of blend and sampler."""
+        return self.speculation.drafter if self.speculation else self.drafter
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """The target, a model that drafts, and a companion."""
+        drafting = self.proposer.model if isinstance(self.proposer, ModelDrafter) else None
+        return [each for each in (self.model, drafting, self.companion) if each is not None]
+
+    def runner(self, num_rows: int, length: int, row_step: int) -> ModelRunner:
+        """The runner of caches with so many rows and positions. Raises UserError for a draft that the blend cannot mix in."""
+        work, model, proposer = self.work, self.model, self.proposer
+        key_step, chunk = ladder_of(model.device).key_step, work.options.prefill_chunk
+        beside, drafting = (
+            None if each is None else ModelRunner(each, None, work.implementation(each), length, key_step, chunk)
+            for each in (self.companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
+        grid = None if self.drafter is None else _grid(self.drafter, self.blend, num_rows, row_step, model.device)
+        second = None if self.second is None else SecondPrompts(self.second, num_rows, model.device)
+        return ModelRunner(model, self.blend, work.implementation(model), length, key_step, chunk,
+                           proposer if proposer and proposer.companion else None, grid, beside, second, drafting)
+
+
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:
     """The draft's blocks of all rows. Raises UserError for a draft that the blend cannot mix in."""
     if not isinstance(drafter, DFlashDrafter | ModelDrafter):
@@ -254,172 +277,69 @@ _FEW_ROWS = (1, 8)
 _WIDTH_STEP = 64
 """Widths of layers are multiples of it. A vectorised function computes the rest of its elements by other instructions."""
 _KEY_STEP = 64
-_RULE_VOCABULARY = 8192
-"""Rules are compared with about so many tokens: the rest of a division by `_WIDTH_STEP` is that of the vocabulary."""
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple, bool]] = weakref.WeakKeyDictionary()
 
 
-class EngineSteps(NamedTuple):
-    """What the steps of an engine compute.
-
-    Attributes:
-        drafter: proposes blocks or gives the draft's states; None without a draft.
-        rule: decides about blocks; None if tokens are not drawn block by block.
-        few_rows: whether products are those of few rows.
-    """
-
-    drafter: Drafter | None = None
-    rule: Rule | None = None
-    few_rows: bool = False
-
-    @property
-    def reach(self) -> int:
-        """The largest number of tokens of a slot in a forward."""
-        return 1 if self.drafter is None else self.drafter.num_drafted + 1
-
-    @property
-    def network(self) -> torch.nn.Module | None:
-        """The draft's network; None without one."""
-        if isinstance(self.drafter, ModelDrafter):
-            return self.drafter.model.decoder
-        return self.drafter.network if isinstance(self.drafter, DFlashDrafter) else None
-
-    @property
-    def models(self) -> list[LanguageModel]:
-        """The model of a `ModelDrafter`."""
-        return [self.drafter.model] if isinstance(self.drafter, ModelDrafter) else []
-
-
-@torch.inference_mode()
-def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> bool:
-    """Whether a step may have any number of rows. The comparison is made once, while no other thread uses the model.
-
-    Args:
-        implementation: of attention, in `transformers`' registry.
-    """
-    if implementation != ATTENTION or not fits(model, steps.drafter):
+def free_rows(parts: EngineParts) -> bool:
+    """Whether a step of an engine of these parts may have any number of rows. Steps are compared once in a process."""
+    networks = [each.decoder for each in parts.models]
+    if isinstance(parts.proposer, DFlashDrafter):
+        networks.append(parts.proposer.network)
+    if not fits(parts, networks):
         return False
-    network = None if steps.network is None else weakref.ref(steps.network)
-    key = steps.reach, type(steps.drafter), network, steps.rule, steps.few_rows, torch.get_num_threads()
-    agreed = _KNOWN.setdefault(model.decoder, {})
+    rule = parts.speculation and parts.speculation.rule
+    key = (parts.work.num_drafted, type(parts.proposer), rule, parts.few_rows, torch.get_num_threads(), repr(parts.blend),
+           parts.drafter is None, parts.second is None, *map(weakref.ref, networks[1:]))
+    agreed = _KNOWN.setdefault(parts.model.decoder, {})
     if key not in agreed:
-        with ExitStack() as stack:
-            for each in sorted((model, *steps.models), key=lambda each: id(each.turn)):  # as in `ModelRunner.ready`
-                stack.enter_context(each.turn.taken(nests=True))
-            agreed[key] = draws_agree(model.vocab_size, steps) and steps_agree(model, steps)
+        agreed[key] = steps_agree(parts)
     return agreed[key]
 
 
-def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
+def fits(parts: EngineParts, networks: Sequence[torch.nn.Module]) -> bool:
     """Whether steps are compared: all layers are replaced, and have usual widths."""
-    steps = EngineSteps(drafter)
-    networks = [model.decoder] if steps.network is None else [model.decoder, steps.network]
-    return (all(each.head_keeps_bits for each in (model, *steps.models)) and all(map(has_row_layers, networks))
+    return (all(parts.work.implementation(each) == ATTENTION and each.head_keeps_bits for each in parts.models)
+            and all(map(has_row_layers, networks))
             and not any(size % _WIDTH_STEP for each in networks for layer in each.modules()
                         if isinstance(layer, RowLinear) for size in layer.weight.shape))
 
 
-def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
-    """Whether weights, log-probabilities and verdicts of few slots have the bits of many."""
-    generator = torch.Generator().manual_seed(0)
-    for tokens in sorted({1, steps.reach}):
-        logits = 4.0 * torch.randn(ROWS * tokens, vocab_size, generator=generator)
-        expected = laws.weigh(logits)
-        chosen = logits.argmax(dim=-1)
-        log_p = expected.log_probability(chosen)
-        for count in (num_rows * tokens for num_rows in _FEW_ROWS):
-            few = laws.weigh(logits[:count].clone())
-            if not (_same(few, expected, count) and torch.equal(few.log_probability(chosen[:count]), log_p[:count])):
-                return False
-    ruled = min(vocab_size, _RULE_VOCABULARY + vocab_size % _WIDTH_STEP)
-    return steps.rule is None or _verdicts_agree(steps.rule, steps, ruled)
+@torch.inference_mode()
+def steps_agree(parts: EngineParts) -> bool:
+    """Whether steps of few rows have the bits of steps of many: their tokens and scores, and what they leave in caches."""
+    drafter = parts.proposer
+    longest = max(parts.work.num_drafted + 1, drafter.num_rows if isinstance(drafter, DFlashDrafter) else 1)
+    length = round_up(4 * longest, _KEY_STEP)
+    runner = parts.runner(ROWS, length, 1)
+    with runner.ready(parts.few_rows):
+        expected = _stepped(parts, runner, ROWS, length, longest)
+        return all(torch.equal(ours, theirs[: len(ours)]) for count in _FEW_ROWS
+                   for ours, theirs in zip(_stepped(parts, runner, count, length, longest), expected, strict=True))
 
 
-def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
-    """Whether all numbers of a step of few slots have the bits of many, over random keys and values."""
-    longest = max(steps.reach, steps.drafter.num_rows if isinstance(steps.drafter, DFlashDrafter) else 1)
-    last = length = -(-4 * longest // _KEY_STEP) * _KEY_STEP
-    if model.max_positions is not None:
-        last = min(length, model.max_positions)
-    if last < 4 * longest:
-        return False
-    generator = torch.Generator().manual_seed(length)
-    sequences = torch.randint(model.vocab_size, (ROWS, length), generator=generator)
-    anchors = torch.randint(last // 2, last - longest + 1, (ROWS,), generator=generator)
-    drafter = steps.drafter
-    companion = drafter.companion if drafter else None
-    cache = KVCache(model.cache_shape, ROWS, length, companions=(companion,) if companion else ())
-    for held in (cache, cache.companion):
-        for memory in () if held is None else (held.keys, held.values):
-            memory.copy_(torch.randn(memory.shape, generator=generator))
-    drafting = [ModelRunner(each, None, ATTENTION, length, _KEY_STEP, _KEY_STEP) for each in steps.models]
-    # What a model that drafts keeps is not compared, since its proposal writes the token before the anchor.
-    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion and not drafting else None,
-                         drafting=drafting[0] if drafting else None)
-    with runner.ready(steps.few_rows):
-        expected = list(_numbers(runner, steps, cache, sequences, anchors))
-        return all(_same(_numbers(runner, steps, cache, sequences[:count], anchors[:count]), expected, count)
-                   for count in _FEW_ROWS)
-
-
-def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
-    """Whether a rule decides about the blocks of few slots as about those of many: of a law of the draft, and of none."""
-    generator, drafted = torch.Generator().manual_seed(1), steps.reach - 1
-    q = 4.0 * torch.randn(ROWS * drafted, vocab_size, generator=generator)  # sharp laws, so that rules keep tokens
-    p = q.view(ROWS, drafted, -1)[:, [*range(drafted), 0]] + torch.randn(ROWS, drafted + 1, vocab_size, generator=generator)
-    numbers = torch.from_numpy(Key(0).uniforms(0, ROWS * (3 * drafted + 1)).reshape(ROWS, -1))
-    uniforms = Uniforms(*numbers.split((drafted + 1, drafted, drafted), dim=1))
-    tokens = laws.draw(laws.weigh(q), uniforms.tokens[:, :-1].reshape(-1))[0].view(ROWS, drafted)
-
-    def verdict(mine: slice, has_law: bool) -> tuple[torch.Tensor, ...]:
-        draft = laws.weigh(q.view(ROWS, drafted, -1)[mine].flatten(0, 1).clone()) if has_law else None
-        block = Block(tokens[mine], laws.weigh(p[mine].flatten(0, 1)), draft, torch.zeros_like(tokens[mine][:, 0]).bool())
-        made = rule(block, Uniforms(*(values[mine] for values in uniforms)))
-        return made.accepted, made.tokens, made.interval
-
-    for has_law in (True, False):
-        expected = verdict(slice(0, ROWS), has_law)
-        for count in _FEW_ROWS:
-            for first in range(0, ROWS - count + 1, count):  # a rule treats blocks differently: no single one is enough
-                mine = slice(first, first + count)
-                if not _same(verdict(mine, has_law), [values[mine] for values in expected], count):
-                    return False
-    return True
-
-
-def _numbers(runner: ModelRunner, steps: EngineSteps, cache: KVCache, sequences: torch.Tensor,
-             anchors: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All numbers of a step of the first slots, each (slots, ...): of forwards, and of a proposal of the draft.
-
-    A position of the cache is written before it is read, so that a step can be repeated.
-
-    Args:
-        sequences: int64 (slots, length), the tokens of the slots.
-        anchors: int64 (slots,), positions of the tokens that are fed first.
-    """
-    count, rows, drafter, collected = len(anchors), slice(0, len(anchors)), steps.drafter, list[torch.Tensor]()
-    for tokens in sorted({1, steps.reach}):
-        positions = anchors[:, None] + torch.arange(tokens)
-        hidden = runner.forward(cache, rows, sequences.gather(1, positions), positions, cache.length)
-        yield hidden
-        yield runner.model.logits(hidden.flatten(0, 1)).view(count, tokens, -1)
-        if runner.drafter is not None:  # what the draft keeps of the forward
-            yield from (kept.transpose(0, 1) for kept in cache.drafts.at(rows, positions))
-    if drafter is None:
-        return
-
-    def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
-        collected.append(logits)
-        return logits.flatten(0, 1).argmax(dim=-1).view(count, -1)
-
-    forward = partial(runner.draft_logits, cache, rows, key_length=cache.length)
-    at = Anchors(rows, cache, sequences, anchors, cache.length, forward)
-    yield drafter.propose(at, draw)
-    yield from collected
-    if isinstance(drafter, DFlashDrafter):  # the states of a block for rows that are not the first ones of a cache
-        yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
-
-
-def _same(few, many, count: int) -> bool:
-    """Whether tensors of few slots are the first parts of those of many."""
-    return all(torch.equal(ours, theirs[:count]) for ours, theirs in zip(few, many, strict=True))
+def _stepped(parts: EngineParts, runner: ModelRunner, count: int, length: int, longest: int) -> list[torch.Tensor]:
+    """The numbers of steps of the first rows, after the same random tokens, keys and values for every `count`."""
+    generator, speculation = torch.Generator().manual_seed(length), parts.speculation
+    if speculation is not None:  # at temperature 1 the draft's logits are part of the trace
+        speculation = speculation._replace(trace=True, temperature=1.0)
+    model, num_noise = runner.model, speculation.num_noise if speculation else 0
+    cache = cache_of(parts.work, model, ROWS, length)
+    memories = [memory for held in cache.chain() for memory in (held.keys, held.values)]
+    for memory in memories:
+        memory.copy_(torch.randn(memory.shape, generator=generator))
+    rows = Rows(ROWS, length, model.vocab_size, model.device, num_noise)
+    sequences = torch.randint(model.vocab_size, (ROWS, length), generator=generator).numpy()
+    anchors = torch.randint(length // 2, length - 2 * longest, (ROWS,), generator=generator).tolist()
+    for row, anchor in enumerate(anchors[:count]):
+        uniforms = Key(row).uniforms(0, (1 + num_noise) * 2 * longest).reshape(2 * longest, -1)
+        rows.begin([Start(row, int(sequences[row, anchor]), anchor + 1, anchor + 2 * longest, length // 4, uniforms[:, 0],
+                          noise=uniforms[:, 1:])])
+        rows.set_tokens(row, sequences[row, : anchor + 1])
+    stepper, tracer = _stepper(runner, speculation, whole_blocks=True)
+    for source in ("blended", "draft") if runner.grid else ("blended",):
+        stepper.step(cache, rows, count, length, (Group(SamplingParams(), source, None),))
+    found = [rows.tokens, rows.scores, rows.position, *(memory.transpose(0, 1) for memory in memories)]
+    found = [values[:count] for values in found]
+    for walk in tracer.walks if tracer else ():
+        found += [*walk.block.target, *(walk.block.draft or ())]
+    return found

@@ -39,7 +39,7 @@ class Next(NamedTuple):
         return operations[0].trajectory.prompt if operations else None
 
 
-class Part:
+class RequestPart:
     """An operation of a chain's request, until it is answered.
 
     Attributes:
@@ -112,7 +112,7 @@ class LiveChain:
         self.started, self.seconds, self.cost = time.perf_counter(), 0.0, Cost()
         self.walk: list[dict[str, object]] = []
         self.slots: list[Slot] = []
-        self.parts: list[Part] = []
+        self.parts: list[RequestPart] = []
         self.work: Future | None = None
         self.ended = self._together = False
         self.prefill_seconds: float | None = None
@@ -122,7 +122,7 @@ class LiveChain:
         self._together = isinstance(request, Together)
         self.work = request.work if isinstance(request, Wait) else None
         operations = request.operations if isinstance(request, Together) else () if isinstance(request, Wait) else (request,)
-        self.parts = [Part(self, operation) for operation in operations]
+        self.parts = [RequestPart(self, operation) for operation in operations]
 
     @property
     def complete(self) -> bool:
@@ -142,7 +142,7 @@ class LiveChain:
         answers = tuple(part.answer for part in self.parts)
         return answers if self._together else answers[0]
 
-    def slots_for(self, first: Sequence[Part], again: Sequence[Part]) -> list[Slot]:
+    def slots_for(self, first: Sequence[RequestPart], again: Sequence[RequestPart]) -> list[Slot]:
         """A slot for each part, in the order in which they are placed.
 
         Args:
@@ -206,7 +206,7 @@ class Slot:
         self.chain, self.contents = chain, CachedPrefix()
         self.row: int | None = None
         self.offloaded: SlotPlace | None = None
-        self.part: Part | None = None
+        self.part: RequestPart | None = None
         self.leader: Slot | None = None
         self.start: Start | None = None
         self.top = self.rounds = 0
@@ -220,7 +220,7 @@ class Slot:
         return self.row
 
     @property
-    def work(self) -> Part:
+    def work(self) -> RequestPart:
         """The operation that it works for. Raises ValueError without one."""
         if self.part is None:
             raise ValueError("this slot has no operation")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import transformers
 
-from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Part
+from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, RequestPart
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
@@ -122,7 +122,7 @@ class DelegatingEngine(ChainRunner):
 
     def __init__(self, num_chains: int):
         super().__init__()
-        self._num_chains, self._asked = num_chains, dict[Any, Part]()
+        self._num_chains, self._asked = num_chains, dict[Any, RequestPart]()
 
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
@@ -179,7 +179,7 @@ class LiveChains(ChainPool):
             self.advance(chain)
         return self.take_finished()
 
-    def end(self, part: Part, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
+    def end(self, part: RequestPart, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
         """Gives a chain the answer to an operation of its request; None ends it, for this reason."""
         if part.chain.ended:
             return

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching.cache import Ladder, chunks
-from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, Part, Slot, SlotMemory
+from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, RequestPart, Slot, SlotMemory
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import Span, scores
 from dflash_mcmc.engine.batching.rows import (
@@ -31,7 +31,7 @@ from dflash_mcmc.engine.batching.rows import (
     split_columns,
 )
 from dflash_mcmc.engine.speculative.drafter import Drafter
-from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
+from dflash_mcmc.engine.speculative.rules import Noise, Speculation
 from dflash_mcmc.engine.speculative.steps import Tracer
 from dflash_mcmc.ops import Chain, Draw, Operation, Score, counted_from
 from dflash_mcmc.process import bars
@@ -166,7 +166,7 @@ class Scheduler(ChainPool):
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
-        first, again = dict[bytes, Part](), list[Part]()  # those that extend other tokens, and the same ones as another
+        first, again = dict[bytes, RequestPart](), list[RequestPart]()  # again: after the same tokens as one of the first
         for part in chain.parts:
             if not part.prepare(self._options.skip_identical):
                 continue
@@ -255,7 +255,7 @@ class Scheduler(ChainPool):
             rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
         self._loop.begin(slot, start, draw)
 
-    def _collected(self, slot: Slot, part: Part, drawn: DrawnTokens) -> Trajectory:
+    def _collected(self, slot: Slot, part: RequestPart, drawn: DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended."""
         asked, base = part.operation, part.base
         ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
@@ -413,13 +413,14 @@ class DecodeLoop:
         self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
         self._idle = np.zeros(rows.num_rows, np.int64)  # the position at which each row is idle, or -1
+        self.groups: tuple[Group, ...] = ()
+        self._num_fed = 0
+        self._riders: SharedForwards | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forgets all draws."""
-        self.groups: tuple[Group, ...] = ()
-        self._num_fed = 0
-        self._riders: SharedForwards | None = None
+        self.groups, self._num_fed, self._riders = (), 0, None
         self.rows.idle(slice(None))
         self._idle[:] = 0
 

@@ -31,8 +31,6 @@ from dflash_mcmc.ops import Operation
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.engine.batching.rows import Rows
-
 _MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
 _SAMPLES, _LENGTH = 32, 24
 _TEXT = "\n\nQuestion: a  b\t1,024 don't . \u00e9\u6f22\U0001f642\r\n"
@@ -290,10 +288,11 @@ class Endings:
         strings = self._strings_of(operation)
         return int(tokens[-1]) in self._stop_ids or (strings is not None and strings.ends(tokens))
 
-    def states(self, rows: Rows, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor | None:
-        """The state of the stop strings after each slot of the first rows, int64 (rows, slots); None if no row has strings.
+    def states(self, state: torch.Tensor, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor | None:
+        """The state of the stop strings after each slot, int64 (rows, slots); None if no row has strings.
 
         Args:
+            state: int64 (rows,), the state before them.
             tokens: int64 (rows, slots), consecutive tokens.
             offered: bool (rows, slots); other slots change no state.
         """
@@ -301,20 +300,21 @@ class Endings:
 
         if not self.num_sets:
             return None
-        state, states = rows.matched[: len(tokens)], list[torch.Tensor]()
+        states = list[torch.Tensor]()
         for slot in range(tokens.shape[1]):
             state = torch.where(offered[:, slot], self.after(state, tokens[:, slot]), state)
             states.append(state)
         return torch.stack(states, dim=1)
 
-    def ends(self, rows: Rows, tokens: torch.Tensor, at: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+    def ends(self, tokens: torch.Tensor, at: torch.Tensor, last: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         """Whether a draw ends with the token of a slot, bool (rows, slots).
 
         Args:
             tokens, at: int64 (rows, slots), tokens and their positions.
+            last: int64 (rows,), the last positions of the draws.
             states: the result of `states`.
         """
-        ended = (tokens[..., None] == self.ids).any(dim=-1) | (at >= rows.last[: len(tokens), None])
+        ended = (tokens[..., None] == self.ids).any(dim=-1) | (at >= last[:, None])
         return ended if states is None else ended | (states == FOUND)
 
     def _strings_of(self, operation: Operation) -> StopStrings | None:

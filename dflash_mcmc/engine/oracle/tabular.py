@@ -15,7 +15,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, Uniforms
+from dflash_mcmc.engine.speculative.rules import Block, BlockRandom, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory

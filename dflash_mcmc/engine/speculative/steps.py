@@ -34,19 +34,21 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import (
     Group,
+    Proposal,
     RowCounts,
     Rows,
     SharedForwards,
     Status,
     Stepper,
+    below_floor,
     columns_of_groups,
+    commit,
     num_columns,
     processed,
 )
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, DraftStates
-from dflash_mcmc.engine.speculative.rules import Proposal, below_floor, commit
-from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, joined
+from dflash_mcmc.engine.speculative.rules import Block, Speculation, Uniforms, Verdict, joined
 
 
 def _finite(logits: Mapping[str, torch.Tensor], target: laws.Weights) -> torch.Tensor:
@@ -125,10 +127,10 @@ class PlainSteps(Stepper):
         state.position[:batch] += drawn
         state.work[:, :batch] += live
         endings = self.runner.endings
-        states = endings.states(state, tokens[:, None], drawn[:, None])
+        states = endings.states(state.matched[:batch], tokens[:, None], drawn[:, None])
         if states is not None:
             state.matched[:batch] = states[:, 0]
-        ended = endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
+        ended = endings.ends(tokens[:, None], at[:, None], state.last[:batch], states)[:, 0]
         after = Status.DONE * ended
         if state.has_floors:
             state.weight[:batch] += torch.where(drawn, state.alpha[:batch] * scores[:, 0] - scores[:, 1], 0.0)
@@ -302,11 +304,11 @@ class Tracer:
     """
 
     def __init__(self, walks: list[BlockTrace]):
-        self._walks = walks
+        self.walks = walks
 
     def keep(self, slots: Sequence[Slot]) -> None:
         """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
-        for walk in self._walks:
+        for walk in self.walks:
             columns = [x.cpu().tolist() for x in (
                 walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
                 walk.uniforms.accepting, rules.target_log_p(walk.block), rules.draft_log_q(walk.block))]
@@ -319,7 +321,7 @@ class Tracer:
                         "anchor": anchor - len(slot.part.operation.trajectory.prompt), "drafted": drafted, "log_p": of_p,
                         "log_q": None if walk.block.draft is None else of_q, "accepting": accepting or None,
                         "uniforms": uniforms, "accepted": accepted, "tokens": tokens[: accepted + 1], "gained": gained})
-        self._walks.clear()  # the next step may verify no block
+        self.walks.clear()  # the next step may verify no block
 
 
 class GridBlocks(NamedTuple):

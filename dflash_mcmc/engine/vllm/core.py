@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Part
+from dflash_mcmc.engine.batching.chains import LiveChain, RequestPart
 from dflash_mcmc.engine.batching.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.drawing import CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
@@ -294,14 +294,14 @@ class VllmEngine(DelegatingEngine):
                 self._asked[ticket.number] = part
                 self._core.add(ticket, base.sequence.tolist())
 
-    def _answers(self, ended: list[EndedRequest]) -> list[tuple[Part, Trajectory | None]]:
+    def _answers(self, ended: list[EndedRequest]) -> list[tuple[RequestPart, Trajectory | None]]:
         """The answers of requests that have ended; None where logits are not numbers."""
         if not ended:
             return []
         drawn = self._core.take([request.number for request in ended])
         return [self._answer(self._asked.pop(request.number), request, drawn[request.number]) for request in ended]
 
-    def _answer(self, part: Part, request: EndedRequest, drawn: Drawn) -> tuple[Part, Trajectory | None]:
+    def _answer(self, part: RequestPart, request: EndedRequest, drawn: Drawn) -> tuple[RequestPart, Trajectory | None]:
         operation, base, count = part.operation, part.base, len(drawn.tokens)
         read = base.sequence_length - request.cached
         part.charge(tokens_drawn=count if isinstance(operation, Draw) else 0, target_forwards=drawn.forwards,

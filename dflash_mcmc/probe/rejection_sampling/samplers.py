@@ -17,7 +17,7 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching import logits_processor as laws_of
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
+from dflash_mcmc.engine.speculative.rules import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams

@@ -11,8 +11,7 @@ import torch
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.rows import Limit, Rows, Start
-from dflash_mcmc.engine.speculative.rules import below_floor
+from dflash_mcmc.engine.batching.rows import Limit, Rows, Start, below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

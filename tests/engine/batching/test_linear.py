@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import batched, linear
-from dflash_mcmc.engine.batching.batched import BatchedEngine, EngineSteps
+from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear
@@ -36,6 +36,11 @@ def wide(family: str = "qwen3", packs: bool = True, **changes) -> LanguageModel:
 @pytest.fixture(scope="module")
 def embedded():
     return subject_of("tiny", 24)
+
+
+def free(model: LanguageModel) -> bool:
+    """Whether steps of an engine have any number of rows."""
+    return BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 1
 
 
 def prepared(weight: torch.Tensor) -> torch.Tensor:
@@ -70,15 +75,15 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
     fed, forward = [], ModelRunner.forward
     dtype = getattr(torch, precision)
     model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
-    free = batched.free_rows(model, EngineSteps(), batched.ATTENTION)
-    assert free or not linear.has_row_layers(model.decoder) or precision == "bfloat16"
+    freely = free(model)
+    assert freely or not linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
     def counted(self, cache, rows, tokens, *rest, **named):
         fed.append(tokens.shape)
         return forward(self, cache, rows, tokens, *rest, **named)
 
     monkeypatch.setattr(ModelRunner, "forward", counted)
-    for allowed in (free, False):
+    for allowed in (freely, False):
         monkeypatch.setattr(batched, "free_rows", lambda *given, allowed=allowed: allowed)
         fed.clear()
         records(model, [np.arange(5, 17)], temperature(), 1, 1)
@@ -186,8 +191,7 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
     model = wide()
     assert not linear.has_row_layers(model.decoder)
     assert not model.head_keeps_bits
-    assert not batched.free_rows(model, EngineSteps(), batched.ATTENTION)
-    assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
+    assert not free(model)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -220,18 +224,10 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
         assert {layer.tile for layer in layers} == {few}
 
 
-@pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
-def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights):
-    monkeypatch.setattr(batched, wrong, lambda *given: False)
-    model = wide()
-    assert not batched.free_rows(model, EngineSteps(), batched.ATTENTION)
-    assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
-
-
 @pytest.mark.parametrize("changes", [{"intermediate_size": 48}, {"hidden_size": 96}, {"packs": False}])
 def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weights):
     """A vectorised function computes the rest by other instructions."""
-    assert not batched.free_rows(wide(**changes), EngineSteps(), batched.ATTENTION)
+    assert not free(wide(**changes))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

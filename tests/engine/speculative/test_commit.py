@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.rows import Limit, Rows, Start, Status
+from dflash_mcmc.engine.batching.rows import Limit, Proposal, Rows, Start, Status, commit
 from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
-from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory

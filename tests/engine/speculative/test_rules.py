@@ -12,7 +12,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter
-from dflash_mcmc.engine.speculative.speculation import Block, Noise, Uniforms
+from dflash_mcmc.engine.speculative.rules import Block, Noise, Uniforms
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.cases import quick
