@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -61,11 +62,11 @@ def test_the_memory_chooses_the_number_of_chains_of_the_plan(make_config):
     """A dry run's number of chains is vLLM's own count of requests that fit at full length."""
     config = make_config("engine=vllm", "sampler=greedy", "hardware.device=cpu", "hardware.num_slots=null", "num_chains=2",
                          "hardware.memory_gb=0.02", "dataset.max_new_tokens=100")
-    plan = starting.plan_cache(config.engine, config, config.model.shape("cpu"))
-    assert 1 < plan.requests < config.dataset.num_chosen() * config.num_chains
+    requests = int(re.search(r"keys and values of (\d+) requests", config.engine.memory_note(config))[1])
+    assert 1 < requests < config.dataset.num_chosen() * config.num_chains
     engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length,
                                  config.dataset.num_chosen() * config.num_chains)
-    assert engine._num_chains == plan.requests
+    assert engine._num_chains == requests
 
 
 def test_the_default_memory_on_a_cpu_holds_all_chains_at_full_length_twice(make_config):

@@ -72,7 +72,7 @@ class Vllm(Engine):
             return ""
         from dflash_mcmc.engine.vllm import starting
 
-        return starting.plan_cache(self, config, shape).line()
+        return starting.memory_line(self, config, shape)
 
     def load(self, config: Settings, device: str) -> UnloadedTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
