@@ -1,33 +1,21 @@
-"""Runs over damaged checkpoints: `python -m tests.model.trying SEED COUNT FIRST`, a line for each damage from FIRST on.
-
-A run ends in a result or in a refusal of one line. Anything else is a fault. The program limits its own memory, and each run's
-time. If a run kills the program, the caller starts it again with the next damage.
-"""
+"""A run over a damaged checkpoint ends in a result or in a refusal of one line. Anything else is a fault."""
 
 from __future__ import annotations
 
-import json
-import resource
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import plan
 from tests.composing import composed
-from tests.model.damage import PROBLEMS, TARGET, Damage, all_ways, damaged
+from tests.model.damage import PROBLEMS, TARGET, Damage, damaged
 from tests.runs import execute
 
 SECONDS = 120
 """After which a run counts as hanging. A run of the undamaged checkpoint takes about one."""
-_MEMORY = 12 * 2**30
-"""Address space of the program in bytes; PyTorch alone takes about five."""
 _DRAFTS = {"tiny_draft": "dflash", "tiny_dspark": "dspark", "tiny_dflash2": "dflash2"}
 
 
@@ -83,19 +71,3 @@ def _outcome(damage: Damage, checkpoint: Path, outputs: Path) -> tuple[str, str]
 
 def _hang(*_) -> None:
     raise HangError
-
-
-def main() -> None:
-    """Prints a line for each damage: its number, and the fields of `Tried`."""
-    seed, count, first = map(int, sys.argv[1:])
-    command.prepare()
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    for number, damage in enumerate(all_ways(seed, count)):
-        if number >= first:
-            with tempfile.TemporaryDirectory() as text:
-                print(json.dumps([number, *tried(damage, Path(text))]), flush=True)
-                shutil.rmtree(Path(text) / "outputs", ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

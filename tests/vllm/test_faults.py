@@ -18,7 +18,6 @@ import torch
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
-from dflash_mcmc.engine.vllm import starting
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS

@@ -1,9 +1,8 @@
-"""Chains on vLLM against the reference engine and the engine of slots: tokens, decisions, log p and log q."""
+"""Chains on vLLM against the reference engine: tokens, decisions, log p and log q."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,13 @@ import pytest
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.engine.batching.test_batched import SAMPLERS, power_mh
+from tests.engine.batching.test_batched import SAMPLERS
 from tests.reference import ReferenceEngine
-from tests.vllm.guided import GuidedReference, recorded
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, saved
-
-SMOL = Path(os.environ.get("DFLASH_MCMC_SMOLLM2", "missing"))
-"""A checkpoint of SmolLM2-135M-Instruct; its test is skipped without one."""
-HORIZON = 32
 
 
 def component(folder: Path) -> HFModel:
@@ -82,47 +75,6 @@ def model_of(model, folder: Path = PACKAGE / "assets" / "tiny"):
 def chains(sampler, prompts, number: int, horizon: int):
     return [((index, chain), sampler.chain(prompt, horizon, Key(7).fold_in(str(index), chain)))
             for index, prompt in enumerate(prompts) for chain in range(number)]
-
-
-@pytest.fixture(scope="module", params=[PACKAGE / "assets" / "tiny", pytest.param(SMOL, marks=pytest.mark.skipif(
-    not SMOL.is_dir(), reason="DFLASH_MCMC_SMOLLM2 names no checkpoint of SmolLM2"))], ids=["embedded", "smollm2"])
-def fifty(request):
-    """Model, target, prompts, and 50 chains of the engine of slots, which are also the guesses for the reference engine."""
-    model, target, prompts = load(request.param)
-    answers: dict[tuple[int, int], list[Trajectory]] = {}
-    asked = [(tag, recorded(chain, answers.setdefault(tag, [])))
-             for tag, chain in chains(fifty_of("off"), prompts, 5, HORIZON)]
-    slots = {done.tag: done.result for done in BatchedEngine(model, NoBlend(), 25, longest(prompts)).run(asked)}
-    whole, reference, forwards = model_of(model, request.param), {}, 0
-    for tag, chain in chains(fifty_of("off"), prompts, 5, HORIZON):
-        engine = GuidedReference(whole, model, answers[tag])
-        reference[tag], forwards = engine.run(chain), forwards + engine.forwards
-    print("forwards of the reference engine for other tokens than those of slots:", forwards)
-    return target, prompts, slots, reference
-
-
-def fifty_of(early_reject: str):
-    return power_mh(alpha=4.0, num_blocks=4, num_steps=4, early_reject=early_reject, proposal="matched")
-
-
-def longest(prompts) -> int:
-    return max(map(len, prompts)) + HORIZON
-
-
-@pytest.mark.parametrize("early_reject", ["off", "exact"])
-def test_fifty_chains_decide_as_the_reference_and_the_engine_of_slots(fifty, early_reject):
-    """Early rejection changes no decision, so that the reference, which has none, is that of both."""
-    target, prompts, *others = fifty
-    engine = engine_of(target, 25, max_num_seqs=32, max_model_len=longest(prompts))
-    results = {done.tag: done for done in engine.run(chains(fifty_of(early_reject), prompts, 5, HORIZON))}
-    for name, expected in zip(("slots", "reference"), others, strict=True):
-        found = Comparison.of(results, expected.__getitem__)
-        print(early_reject, name, found)
-        assert found.chains == 50
-        assert found.equal >= 49  # a near-tie may differ by rounding
-        assert found.log_p < TOLERANCE
-    assert any(done.result.abandoned for done in results.values()) == (early_reject == "exact")
-    assert sum(done.cost.tokens_skipped for done in results.values()) > 0
 
 
 def test_skipping_identical_tokens_changes_nothing_but_the_cost(embedded):
