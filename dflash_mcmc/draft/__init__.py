@@ -64,7 +64,7 @@ class Draft(Component):
 
 @dataclass(kw_only=True)
 class CheckpointDraft(Draft):
-    """Base class of drafts in a checkpoint with DFlash's layout. A subclass defines `load`."""
+    """Base class of drafts in a checkpoint with DFlash's layout. Without a `load` of its own a draft goes slot by slot."""
 
     __slots__ = ()
 
@@ -143,6 +143,11 @@ class CheckpointDraft(Draft):
     def reduces(self) -> bool:
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
+
+    def load(self, target: LanguageModel) -> Drafter | None:
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
+
+        return SlotwiseDrafter(self.network(target), target)
 
     def training_record(self) -> dict[str, Any]:
         """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""

@@ -45,7 +45,6 @@ class DFlashDraft(CheckpointDraft):
         return (self.block_size or shape.block_size) - 1
 
     def canonical(self, config: Settings) -> dict[str, object]:
-        """See `CheckpointDraft.canonical`."""
         values, folder = super().canonical(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 

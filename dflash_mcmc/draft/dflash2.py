@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.registry import register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dflash2")
@@ -24,8 +19,3 @@ class DFlash2Draft(CheckpointDraft):
 
     presets = ("tiny_dflash2",)
     example = "z-lab/Qwen3.8-27B-DFlash2"
-
-    def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
-
-        return SlotwiseDrafter(self.network(target), target)

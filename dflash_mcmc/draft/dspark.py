@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dspark")
@@ -28,8 +23,3 @@ class DSparkDraft(CheckpointDraft):
 
     presets = ("tiny_dspark",)
     example = "deepseek-ai/dspark_qwen3_4b_block7"
-
-    def load(self, target: LanguageModel) -> SlotwiseDrafter:
-        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
-
-        return SlotwiseDrafter(self.network(target), target)

@@ -31,13 +31,11 @@ class NgramDraft(Draft):
     has_density = False
 
     def size(self) -> DraftSize:
-        """The number of tokens of a block; the draft has no cache of its own."""
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         return DraftSize(self.num_drafted)
 
     def load(self, target: LanguageModel) -> NgramDrafter:
-        """The drafter; it needs no weights."""
         from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
         return NgramDrafter(self.num_drafted, _LONGEST)

@@ -21,5 +21,4 @@ class NoDraft(Draft):
     is_null = True
 
     def load(self, target: LanguageModel) -> None:
-        """Returns None, because there is no draft."""
         return None

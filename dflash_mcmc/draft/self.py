@@ -23,7 +23,6 @@ class SelfDraft(Draft):
     num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
 
     def size(self) -> DraftSize:
-        """The number of tokens of a block; the draft uses the target's cache."""
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         return DraftSize(self.num_drafted)

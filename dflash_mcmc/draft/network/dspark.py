@@ -18,9 +18,6 @@ import torch
 from dflash_mcmc.draft.network.checkpoint import DraftConfig, Family
 from dflash_mcmc.draft.network.dflash import DFlashShape, SlotwiseNetwork
 
-HEADS = ("vanilla", "gated", "rnn")
-"""Kinds of Markov heads."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DSparkShape(DFlashShape):
@@ -62,7 +59,7 @@ class DSparkConfig(DraftConfig):
 
     def fields(self) -> dict[str, Any]:
         rank = self.integer("markov_rank", 0, least=0)
-        head = str(self.get("markov_head_type", HEADS[0])).lower()
+        head = str(self.get("markov_head_type", "vanilla")).lower()
         if rank and head not in HEADS:
             self.refuse(f"has markov_head_type {head!r}", ", ".join(HEADS))
         return {**super().fields(), "vocab_size": self.integer("vocab_size"), "markov_rank": rank, "markov_head": head,
@@ -133,8 +130,8 @@ class RecurrentHead(MarkovHead):
         return torch.tanh(output), keep * state + (1.0 - keep) * torch.tanh(candidate)
 
 
-KINDS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RecurrentHead}
-"""Classes of `shape.HEADS`."""
+HEADS: dict[str, type[MarkovHead]] = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RecurrentHead}
+"""Kinds of Markov heads."""
 
 
 class DSpark(SlotwiseNetwork):
@@ -145,7 +142,7 @@ class DSpark(SlotwiseNetwork):
 
     def __init__(self, shape: DSparkShape):
         super().__init__(shape)
-        self.markov_head = KINDS[shape.markov_head](shape) if shape.markov_rank else None
+        self.markov_head = HEADS[shape.markov_head](shape) if shape.markov_rank else None
 
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:

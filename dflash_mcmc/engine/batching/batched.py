@@ -82,7 +82,6 @@ class GraphedSteps:
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`."""
         if len(groups) > 1 or riders is not None or any(law.function for law in (groups[0].params, *groups[0].laws)):
             self._stepper.step(cache, state, batch, key_length, groups, riders)
             return
@@ -180,7 +179,6 @@ class BatchedEngine(ChainRunner):
 
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._memory.reset()
         self._loop.reset()
         self._meter.reset_clock()

@@ -125,7 +125,6 @@ class DelegatingEngine(ChainRunner):
         self._num_chains, self._asked = num_chains, dict[Any, RequestPart]()
 
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._meter.reset_clock()
         self._dropped.clear()
         run = LiveChains(chains, self._num_chains, self._begin, self._meter)

@@ -184,7 +184,6 @@ class StepsOfBlocks(Stepper):
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         new = self.propose(cache, state, batch, key_length, groups)
         hidden = self.runner.forward(cache, slice(0, batch), new.fed, new.at, key_length, self.window, is_block=True)
         self.settle(state, new, hidden, groups)
@@ -212,7 +211,6 @@ class Speculator(StepsOfBlocks):
         self.window = speculation.fault.window
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """See `Stepper.cost`."""
         drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
         extra = drafted if self.drafter.target_forwards else 0
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
@@ -437,12 +435,10 @@ class MixedSteps(Stepper):
         self.reach = max(stepper.reach for stepper in self._all)
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
-        """See `Stepper.cost`."""
         return self._of(group).cost(group, tokens, counts)
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`. No row rides here."""
         parts: dict[Stepper, tuple[Group, ...]] = {
             stepper: mine for stepper in self._all if (mine := tuple(g for g in groups if self._of(g) is stepper))}
         if len(parts) == 1:

@@ -1,9 +1,11 @@
-"""Chains that arrive while others are drawn, and chains that are dropped: the others are drawn as alone."""
+"""Chains that arrive while others are drawn, that are dropped and that wait: the others are drawn as alone."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import DROPPED
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.ops import Draw, SamplingParams, Wait, drive, ended_only
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.cases import quick
@@ -30,7 +32,7 @@ def model():
 def engine(request, model):
     if request.param == "vllm":
         return engine_of(model, num_chains=3)[0]
-    return BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 3, 16 + HORIZON)
+    return request.getfixturevalue("slots")
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +193,59 @@ def test_pauses_change_no_result_and_no_cost(engine, monkeypatch, name):
     for done in engine.run([(tag, chain(name, tag)) for tag in range(4)]):
         same(done.result, plain[done.tag].result, 0.0)
         assert done.cost == plain[done.tag].cost
+
+
+# Chains that wait for work outside of the engine: other chains go on, and answers are those without the wait.
+
+
+@pytest.fixture(scope="module")
+def slots(model):
+    return BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 3, 16 + HORIZON)
+
+
+def waiting(tag: int, work: Future[int] | None = None, after: Future[int] | None = None):
+    """Two draws with a wait between them; it does the work of another chain at its end."""
+    path = yield Draw(Trajectory.start(PROMPTS[0]), 3, SamplingParams(), Key(tag).fold_in(0))
+    if work is not None:
+        assert (yield Wait(work)) == 5
+    path = yield Draw(path.prefix(2), HORIZON, SamplingParams(), Key(tag).fold_in(1), along=path)
+    if after is not None:
+        after.set_result(5)
+    return ChainResult(path)
+
+
+def test_other_chains_go_on_while_one_waits(slots, reference):
+    work = Future[int]()
+    chains = [(0, waiting(0, work)), (1, waiting(1)), (2, waiting(2)), (3, waiting(3)), (4, waiting(4, after=work))]
+    found = {done.tag: done for done in slots.run(chains)}
+    assert list(found).index(0) > list(found).index(4)
+    for tag in range(5):
+        same(found[tag].result, reference.run(waiting(tag)))
+
+
+def test_an_engine_whose_chains_all_wait_is_woken(slots):
+    works = [Future[int]() for _ in range(3)]
+    timers = [threading.Timer(0.1 * number, work.set_result, [5]) for number, work in enumerate(works, start=1)]
+    for timer in timers:
+        timer.start()
+    found = {done.tag: done for done in slots.run((tag, waiting(tag, work)) for tag, work in enumerate(works))}
+    assert all(found[tag].result.trajectory.complete(HORIZON) for tag in range(3))
+
+
+def test_a_chain_is_dropped_while_it_waits(slots):
+    never, steps, found = Future[int](), 0, {}
+    for done in slots.steps([(0, waiting(0, never)), (1, waiting(1))]):
+        if done is not None:
+            found[done.tag] = done
+        steps += done is None
+        if steps == 30:
+            slots.drop([0])
+    assert found[0].failure == DROPPED
+    assert found[1].result.trajectory.complete(HORIZON)
+
+
+def test_what_replaces_operations_leaves_a_wait(reference):
+    done = Future[int]()
+    done.set_result(5)
+    found = drive(ended_only(waiting(0, done), HORIZON), reference.answer)
+    assert found.trajectory.tokens.tolist() == reference.run(waiting(0)).trajectory.tokens.tolist()

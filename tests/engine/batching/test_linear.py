@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tests.bench.subject import subject_of
 from tests.cases import quick
 from tests.composing import composed
 from tests.engine.batching.test_batched import power_mh, temperature
-from tests.targets import random_model
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
 
 WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
             head_dim=16)
@@ -328,3 +330,55 @@ def test_a_hook_that_changes_an_output_changes_the_loop_s(hooked, monkeypatch):
             hook.remove()
     assert not torch.equal(found[0], found[1])
     assert torch.equal(found[1], found[2])
+
+
+# Logits have float32 precision with and without a float32 copy of the head's weights.
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "bias"])
+def layer_of(request):
+    return SimpleNamespace(weight=0.1 * noise(20_000, 96), bias=0.1 * noise(20_000) if request.param else None)
+
+
+def test_log_p_hardly_depends_on_the_copy(layer_of):
+    hidden = 3 * noise(5, 2, 96)
+    bias = 0 if layer_of.bias is None else layer_of.bias.double()
+    exact = (hidden.double() @ layer_of.weight.double().T + bias).log_softmax(dim=-1)
+    for copied in (True, False, None):
+        head = linear.Float32Head(layer_of, copied)
+        held = head.weight if head.prepared is None else head.prepared
+        assert held.dtype == (torch.bfloat16 if copied is False else torch.float32)
+        log_p = head.logits(hidden).double().log_softmax(dim=-1)
+        assert log_p.shape == (5, 2, 20_000)
+        assert (log_p - exact).abs().max() < 2e-5
+    # Sums in bfloat16 show that the bound is not trivial.
+    rounded = torch.nn.functional.linear(hidden, layer_of.weight, layer_of.bias).double().log_softmax(dim=-1)
+    assert (rounded - exact).abs().max() > 2e-3
+
+
+def test_forbidden_tokens_and_single_states(layer_of):
+    for copied in (True, False):
+        head = linear.Float32Head(layer_of, copied)
+        head.forbid([3, 19_999])
+        logits = head.logits(noise(96))
+        assert logits.shape == (20_000,)
+        assert logits.isneginf().nonzero().flatten().tolist() == [3, 19_999] == head.forbidden.nonzero().flatten().tolist()
+
+
+def test_weights_in_float32_are_copied_only_to_be_packed():
+    layer = SimpleNamespace(weight=torch.ones(12, 8), bias=None)
+    for copied in (True, None):
+        assert linear.Float32Head(layer, copied).weight.data_ptr() == layer.weight.data_ptr()
+    assert linear.Float32Head(layer, False).prepared is None
+
+
+def test_pieces_of_the_weights_do_not_make_a_row_depend_on_the_batch():
+    head, hidden = linear.Float32Head(SimpleNamespace(weight=0.1 * noise(5_000, 640), bias=None), False), noise(40, 640)
+    whole = head.logits(hidden)
+    for start in range(0, 40, 8):
+        tolerance = 0.0 if rows_do_not_depend_on_the_batch() else 1e-5
+        torch.testing.assert_close(head.logits(hidden[start : start + 8]), whole[start : start + 8], rtol=0, atol=tolerance)
