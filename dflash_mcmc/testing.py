@@ -169,7 +169,7 @@ class EnumeratedContest:
 
 
 class EnumeratedChance:
-    """Replaces `engine.speculative.speculation.Uniforms`, for one row."""
+    """Replaces `engine.speculative.rules.Uniforms`, for one row."""
 
     def __init__(self, enumerator: Enumerator, name: tuple, anchor: int, count: int):
         self._enumerator, self._name, self._anchor, self._count = enumerator, name, anchor, count
