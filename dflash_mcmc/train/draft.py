@@ -21,6 +21,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +37,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, TargetReader, loss_sum, speculated, weights_of
+from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, loss_sum, read_target, speculated, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
@@ -158,7 +159,8 @@ class _Session:
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
         self.kept = None
         if plan.keep_features and plan.steps:
-            reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
+            reader = partial(read_target, model, draft.shape.target_layers, power=self.objective.power,
+                             sums=self.candidates is not None)
             self.kept = KeptReader(reader, self.batches.responses, plan.rows_at_once or plan.batch_size, model.device)
 
     def run(self, folder: Path) -> dict[str, object]:

@@ -23,7 +23,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -150,32 +150,25 @@ class Known(NamedTuple):
     log_sums: torch.Tensor | None = None
 
 
-class TargetReader:
-    """Reads sequences for a loss.
+def read_target(model: LanguageModel, layers: tuple[int, ...], tokens: torch.Tensor, power: float | None = None,
+                sums: bool = False) -> Known:
+    """Reads sequences, int64 (rows, length), for a loss.
 
     Args:
         layers: the target's layers that the draft reads.
         power: the power of the target's distribution that the draft learns; None for a loss of tokens alone.
         sums: whether the loss needs the logarithms of sums.
     """
-
-    def __init__(self, model: LanguageModel, layers: tuple[int, ...], power: float | None = None, sums: bool = False):
-        self._model, self._layers, self._power, self._sums = model, layers, power, sums
-
-    def __call__(self, tokens: torch.Tensor) -> Known:
-        """Reads sequences, int64 (rows, length)."""
-        reading = sequences.read(self._model, tokens, self._layers)
-        features = reading.features(self._model, self._layers)
-        if self._power is None:
-            return Known(features)
-        if not self._sums:
-            return Known(features, reading.hidden)
-        at_once, power = sequences.positions_at_once(self._model.vocab_size), self._power
-        with torch.no_grad():
-            log_sums = [(power * self._model.logits(piece)).logsumexp(dim=-1)
-                        for piece in reading.hidden.flatten(0, 1).split(at_once)]
-        return Known(features, reading.hidden, torch.cat(log_sums).view(reading.hidden.shape[:2]))
-
+    reading = sequences.read(model, tokens, layers)
+    features = reading.features(model, layers)
+    if power is None:
+        return Known(features)
+    if not sums:
+        return Known(features, reading.hidden)
+    with torch.no_grad():
+        log_sums = [(power * model.logits(piece)).logsumexp(dim=-1)
+                    for piece in reading.hidden.flatten(0, 1).split(sequences.positions_at_once(model.vocab_size))]
+    return Known(features, reading.hidden, torch.cat(log_sums).view(reading.hidden.shape[:2]))
 
 
 class KeptReader:
@@ -183,9 +176,13 @@ class KeptReader:
 
     `at_once` responses of similar length are read together. A response takes length · (layers · hidden) numbers of the model's
     dtype, and for a loss of distributions length · (hidden + 1) more.
+
+    Args:
+        reader: `read_target` of tokens.
     """
 
-    def __init__(self, reader: TargetReader, responses: Sequence[Response], at_once: int, device: torch.device):
+    def __init__(self, reader: Callable[[torch.Tensor], Known], responses: Sequence[Response], at_once: int,
+                 device: torch.device):
         self._kept: dict[int, Known] = {}
         order = sorted(range(len(responses)), key=lambda number: (responses[number].length, number))
         with bars.Bar(len(order), "response", "reading") as bar:
@@ -339,7 +336,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     if known is None:
-        known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
+        known = read_target(model, draft.shape.target_layers, blocks.tokens, objective.power, candidates is not None)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
         hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, TargetReader, gather, loss_sum
+from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, gather, loss_sum, read_target
 from dflash_mcmc.train.recipe import DraftPlan, compose, identity_of, run_folder
 from dflash_mcmc.train.responses import Response, questions
 from tests.refusals import refused
@@ -179,7 +180,7 @@ def test_candidates_are_the_steps_ids_the_frequent_ones_and_others_from_outside(
 def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     target, answers, reads = random_target(), random_responses((13, 9, 27)), []
     draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
-    reader, read = TargetReader(target, draft.shape.target_layers, objective.power), sequences.read
+    reader, read = partial(read_target, target, draft.shape.target_layers, power=objective.power), sequences.read
 
     def counted(model, tokens, layers):
         reads.append(tokens.shape)
