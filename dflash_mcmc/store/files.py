@@ -52,9 +52,10 @@ def read_regular(path: Path, offset: int = 0) -> bytes | None:
 
 
 def each_line(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yields the lines of `schema.whole_lines`, without their line feeds, from an offset at which a line begins.
+    """Yields the complete lines of a file, without their line feeds, from an offset at which a line begins.
 
-    It holds one line at a time, however long the file is. Raises UserError as `read_regular` does.
+    What follows them is a line without a line feed, or blocks of zeros that a power loss leaves at the end of a file. It holds
+    one line at a time, however long the file is. Raises UserError as `read_regular` does.
     """
     if not is_there(path):
         return

@@ -16,7 +16,7 @@ from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import RUN, hash_of, json_object, object_if_readable
 from dflash_mcmc.store.files import each_line, is_there, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
-from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros, to_line, whole_lines
+from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros, to_line
 
 
 def schema_of(folder: Path, given: Schema | None = None) -> Schema:
@@ -155,7 +155,7 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     for path, taken in moved.items():
         if taken:
             to = folder / DAMAGED
-            every = whole_lines(read_regular(path) or b"")
+            every = list(each_line(path))
             with writing(to), open_to_extend(to) as file:
                 file.write(b"".join(every[index] + b"\n" for index in sorted(taken)))
                 os.fsync(file.fileno())
@@ -168,7 +168,7 @@ def move_damaged(folder: Path, schema: Schema) -> None:
 def _damaged(path: Path, schema: Schema) -> set[int]:
     """The numbers, from 0, of the damaged lines of a file."""
     line_numbers = set()
-    for line_number, line in enumerate(whole_lines(read_regular(path) or b"")):
+    for line_number, line in enumerate(each_line(path)):
         try:
             schema.read(line)
         except Damaged:

@@ -28,11 +28,10 @@ import hashlib
 import json
 import math
 import reprlib
-from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_type_hints
 
 from dflash_mcmc.errors import reason_of
 
@@ -81,17 +80,6 @@ def from_line(line: bytes) -> object:
     return value
 
 
-def whole_lines(content: bytes) -> list[bytes]:
-    """The lines that are complete of a file or of a part that begins with a line.
-
-    What follows them is a line without a line feed, or blocks of zeros that a power loss leaves at the end of a file.
-    """
-    lines = content.split(b"\n")[:-1]
-    while lines and _ZEROS in lines[-1]:
-        lines.pop()
-    return lines
-
-
 def has_zeros(rest: bytes) -> bool:
     """Whether the part of a file after its complete lines has blocks of zeros."""
     return _ZEROS in rest
@@ -104,25 +92,9 @@ def _digest(content: bytes) -> bytes:
 def _parsed(line: bytes) -> object:
     """The JSON value of a line. Raises Damaged."""
     try:
-        return json.loads(line.decode(), object_pairs_hook=_without_repeats, parse_constant=_not_a_number)
-    except RecursionError as error:
-        raise Damaged("JSON: is nested too deeply; allowed: a line that a run has written") from error
-    except Damaged:
-        raise
-    except ValueError as error:
+        return json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"JSON: {reason_of(error, 80)}; allowed: a line that a run has written") from error
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        repeated, number = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise Damaged(f"{repeated[:40]}: is given {number} times in one object; allowed: once")
-    return value
-
-
-def _not_a_number(text: str) -> NoReturn:
-    raise Damaged(f"JSON: given {text}; allowed: finite numbers")
 
 
 MOST = 2**63 - 1
