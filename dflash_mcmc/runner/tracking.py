@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dflash_mcmc.config.identity import name_of_path, plain
+from dflash_mcmc.config.identity import plain, with_fields
 from dflash_mcmc.config.schema import Job, component_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
@@ -34,7 +34,6 @@ from dflash_mcmc.store.reading import TRACKED
 from dflash_mcmc.store.records import LENGTH, Record, finish_counts
 from dflash_mcmc.tracker import Guarded, RunInfo
 
-_LONGEST_VALUE = 40
 _TRY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 """Longest wait for another process to finish its tracker, for example W&B's upload."""
@@ -182,30 +181,18 @@ class RunningAccuracy:
 def readable_name(job: Job) -> str:
     """The label, and the overrides that the identity depends on and that the label does not contain: `ps alpha=2 seed=1`.
 
-    Overrides that equal the default are included, so that the points of a sweep have names of the same form. Names are cut to
-    their last part.
+    Overrides that equal the default are included, so that the points of a sweep have names of the same form.
     """
-    config = job.config
-    groups, labelled = groups_of(config), ("probe", "blend", "sampler")
-
-    def in_label(group: str, option: str) -> bool:
-        if config.condition.name:
-            return group in labelled
-        # Several options can name the same component: draft=tiny is a dflash.
-        return group in (*labelled, "draft", "decoder") and option == name_of(component_of(config, group))
-
+    config, given = job.config, dict(text.lstrip("+").partition("=")[::2] for text in job.overrides if text[0] != "~")
     fields = {name for name, field, _, _ in walk(config) if spec_of(field).role == "identity"}
-    fields |= {f"{group}.path" for group in groups}  # the content of the path is part of the identity
-    pairs = [text.lstrip("+").partition("=")[::2] for text in job.overrides if not text.startswith("~")]
-    located = {name.removesuffix(".path") for name, _ in pairs if name.endswith(".path")}  # their names follow
-    pairs = [(name.removesuffix(".path"), name_of_path(value)) if name.endswith(".path") else (name, value)
-             for name, value in pairs
-             if name not in located and (name in fields or (name in groups and not in_label(name, value)))]
-    lasts = [name.rpartition(".")[2] for name, _ in pairs]
-    shown = [f"{last if lasts.count(last) == 1 else name}="
-             f"{value if len(value) <= _LONGEST_VALUE else f'…{value[1 - _LONGEST_VALUE:]}'}"  # paths differ at their ends
-             for (name, value), last in zip(pairs, lasts, strict=True)]
-    return " ".join([config.label(), *shown])
+    for group in groups_of(config):
+        fields.add(f"{group}.path")  # the content of the path is part of the identity
+        in_label = group in ("probe", "blend", "sampler")
+        if not config.condition.name:  # several options can name the same component: draft=tiny is a dflash
+            in_label = (in_label or group in ("draft", "decoder")) and given.get(group) == name_of(component_of(config, group))
+        if not in_label and f"{group}.path" not in given:
+            fields.add(group)
+    return with_fields(config.label(), {name: value for name, value in given.items() if name in fields})
 
 
 def tags(job: Job) -> tuple[str, ...]:

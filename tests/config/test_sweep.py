@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
 
@@ -245,18 +244,6 @@ def ended(*arguments: str) -> int:
 SWEEP = ("-m", "sampler=power_mh", "sampler.alpha=2,4", "tracker=none")
 
 
-def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tmp_path):
-    """Once for all points, and nothing is written."""
-    row = {"question": "What is 2+3?", "answer": "5"}
-    (tmp_path / "some.jsonl").write_text(json.dumps(row) + "\n")
-    done = command("dflash_mcmc", "-m", "dataset=jsonl", "condition=greedy,temp", "dataset.path=some.jsonl,missing.jsonl",
-                   "dataset.max_new_tokens=16")
-    assert done.returncode == 2
-    assert "dataset.path: given 'missing.jsonl'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["some.jsonl"]
-
-
 def test_the_bar_of_a_job_has_its_place_and_what_the_sweep_sets(executed):
     assert ended("-m", "condition=ps,blend_ps", "sampler.alpha=2,4", "blend.beta=0.2", "seed=7", "tracker=none") == 0
     # 4 is the default of alpha, and is named all the same; the seed is the same everywhere.
@@ -314,14 +301,6 @@ def test_in_a_launch_of_several_processes_each_goes_on_after_a_failed_job(execut
     assert "error (process 1): busy" in capsys.readouterr().err
 
 
-def test_a_single_run_is_as_it_was(executed, capsys):
-    assert ended("sampler.alpha=2", "tracker=none") == 0
-    assert "job" not in capsys.readouterr().out
-    executed.fails = {("power_mh", 2.0): UserError("known")}
-    assert ended("sampler.alpha=2", "tracker=none") == 2
-    assert capsys.readouterr().err == "error: known\n"
-
-
 def test_a_field_of_a_swept_group_need_not_be_there_without_it(executed):
     """Hydra composes a sweep once without its swept groups, where blend=none has no beta."""
     assert ended("-m", "condition=blend_greedy,blend_ps", "blend.beta=0.3", "dataset.ids=[arith-001,'arith-002']",
@@ -330,21 +309,6 @@ def test_a_field_of_a_swept_group_need_not_be_there_without_it(executed):
         ("blend_greedy", 0.3, 2.0), ("blend_ps", 0.3, 2.0)]
     assert {c.dataset.prompt for c in executed.configs} == {'{question} = "?", please'}
     assert [problem.id for problem in executed.configs[0].dataset.problems()] == ["arith-001", "arith-002"]
-
-
-def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path, monkeypatch):
-    """A job that fails after the checks of all jobs, which would refuse this one."""
-    monkeypatch.setattr("dflash_mcmc.runner.plan.check", lambda jobs, **_: (None, jobs))
-    arguments = ("-m", "experiment=demo", "sampler=greedy", "dataset.ids=[arith-001]", "dataset.max_new_tokens=9999,64")
-    assert ended(*arguments) == 2
-    output = capsys.readouterr()
-    assert "failed: dataset.max_new_tokens=9999: dataset.max_new_tokens: given 9999; allowed: at most" in output.err
-    assert output.out.splitlines()[-1] == "2 jobs: 1 done now, 0 already complete, 1 failed"
-    assert "| greedy" in output.out
-    (records,) = tmp_path.glob("outputs/demo/greedy-*/records.jsonl")
-    assert [json.loads(line)["problem"] for line in records.read_text().splitlines()] == ["arith-001"]
-    assert ended(*arguments) == 2
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 0 done now, 1 already complete, 1 failed"
 
 
 # Labels name the fields that differ from the condition's own values.

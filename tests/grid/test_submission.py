@@ -136,8 +136,6 @@ def test_multirun_is_the_same(submitted, tmp_path):
 
 
 MISTAKES = {
-    "point": (["sampler.alpha=-1", "condition=ps"], ["sampler.alpha", "-1.0"]),
-    "field": (["shards=0"], ["hydra.launcher.shards", ">= 1"]),
     "partition": (["partition=mian"], ["hydra.launcher.partition", "'mian'", "did you mean 'main'"]),
     "grace": (["hardware.grace_seconds=110"], ["hardware.grace_seconds", "110", "at most 108"]),
     "too many": (["dataset.limit=100", "num_chains=20", "shards=1000"], ["2,000 jobs", "at most 1,000", "confirm=true"]),

@@ -15,6 +15,7 @@ import torch
 
 import dflash_mcmc
 from dflash_mcmc.__main__ import main
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import machine, program, ranks
 from dflash_mcmc.process.turns import Turn
 from tests import processes
@@ -46,6 +47,12 @@ def test_memory_that_runs_out_is_one_line(body, capsys):
 def test_other_errors_are_raised(error):
     with pytest.raises(type(error)):
         program.guarded(raising(error))
+
+
+def test_a_traceback_is_shown_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("DFLASH_MCMC_TRACEBACK", "1")
+    with pytest.raises(UserError, match="known"):
+        program.guarded(raising(UserError("known")))
 
 
 def test_the_version_is_ours(capsys):

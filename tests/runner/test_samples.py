@@ -5,18 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import random  # noqa: TID251  (moments to kill at are no part of an experiment)
 import re
 import signal
-import time
-from pathlib import Path
 
 import pytest
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.engine.batching.chains import Meter
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import loop, plan
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
@@ -79,13 +75,6 @@ def test_fewer_problems_than_recorded_is_told(make_config, capsys, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         main(["sampler=greedy", "dataset.limit=2", "tracker=none", f"paths.outputs={tmp_path}"])
     assert "2 recorded samples that were not requested are counted as well" in capsys.readouterr().out
-
-
-def test_problems_with_one_id_are_refused(make_config, tmp_path):
-    row = {"problem": "q", "answer": "1", "level": 1, "subject": "s", "unique_id": "x"}
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
-    with pytest.raises(UserError, match="the id 'x' occurs twice"):
-        execute(make_config("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_new_tokens=16"))
 
 
 def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
@@ -258,43 +247,6 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterru
     folder = folder_of(tmp_path)
     assert 2 <= len(records_of(folder)) < NUM_WHOLE
     same(finish(tmp_path), uninterrupted)
-
-
-def kill_and_continue(tmp_path: Path, moments: list[tuple[int, float]]) -> list[int]:
-    """Kills a run again and again, each time so many seconds after its k-th new record, and lets it end.
-
-    Returns the number of records that lay there after each kill.
-    """
-    found = [0]
-    for new, delay in moments:
-        with start(tmp_path, *LONG, "hardware.num_slots=4") as run:
-            wait_for_records(tmp_path, found[-1] + new, run)
-            time.sleep(delay)
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
-        (records,) = (tmp_path / "outputs/demo").glob(f"power_mh-*/{RECORDS}")
-        found.append(records.read_bytes().count(b"\n"))
-    finish(tmp_path, *LONG)
-    return found[1:]
-
-
-LONG = ("dataset.limit=24", "num_chains=2", "dataset.max_new_tokens=128", "sampler.num_blocks=8")
-NUM_LONG = 48
-
-
-@pytest.fixture(scope="module")
-def uninterrupted_long(tmp_path_factory):
-    """Records of one run in one go, over 24 problems with 2 chains."""
-    return finish(tmp_path_factory.mktemp("long"), *LONG)
-
-
-@pytest.mark.slow
-def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, uninterrupted_long):
-    chances = random.Random(0)
-    found = kill_and_continue(tmp_path, [(1, chances.uniform(0.0, 0.3)) for _ in range(20)])
-    assert len(found) == 20
-    assert sum(0 < number < NUM_LONG for number in found) >= 10
-    same(records_of(folder_of(tmp_path)), uninterrupted_long)
 
 
 def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_config, monkeypatch):

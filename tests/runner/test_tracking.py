@@ -250,12 +250,12 @@ def named():
     (("condition=ps", "++sampler.alpha=4", "seed=1"), "ps alpha=4 seed=1"),  # as it stands there, also where it is the default
     (("experiment=demo", "condition=blend_ps", "blend.beta=0.1", "dataset.limit=3", "hardware.num_slots=4", "num_chains=2"),
      "blend_ps beta=0.1"),  # what changes no output tells no runs apart
-    (("sampler=temperature", "sampler.temperature=0.7", "model=tiny"), "temperature temperature=0.7 model=tiny"),
+    (("sampler=temperature", "sampler.temperature=0.7", "model=tiny"), "temperature model=tiny temperature=0.7"),
     (("condition=ps", "decoder=speculative_match", "draft=tiny"), "ps decoder=speculative_match draft=tiny"),
     (("sampler=greedy", "decoder=speculative_match", "draft=tiny"), "dflash_greedy_speculative_match draft=tiny"),
-    (("sampler=greedy", f"dataset.prompt='{'x' * 60} {{question}}'"), f"greedy prompt=…{'x' * 27} {{question}}'"),
+    (("sampler=greedy", f"dataset.prompt='{'x' * 60} {{question}}'"), "greedy prompt=#2f02269f"),
     (("condition=ps", "model=hf", f"model.path={PACKAGE}/assets/tiny", "dataset.max_new_tokens=64"),
-     "ps model=tiny max_new_tokens=64"),  # a folder by its name
+     "ps max_new_tokens=64 model=tiny"),  # a folder by its name
     (("probe=rejection_sampling", "seed=2"), "rejection_sampling seed=2"),
 ])
 def test_names_say_what_the_command_line_set(named, overrides, name):

@@ -49,7 +49,8 @@ def test_a_sweep_without_an_account_is_on_the_dashboard(swept):
     summaries = {path.parent.name[-12:][:6]: json.loads(path.read_text())
                  for path in swept.glob("outputs/sweep/*/summary.json")}
     runs = logged(swept)
-    assert [name.partition(" num")[0].partition(" max")[0] for name in sorted(runs)] == [
+    shown = [" ".join(word for word in name.split()[:-1] if not word.startswith(("max", "num"))) for name in sorted(runs)]
+    assert shown == [
         "blend_ps beta=0 alpha=2", "blend_ps beta=0 alpha=4", "blend_ps beta=0.05 alpha=2", "blend_ps beta=0.05 alpha=4",
         "temp temperature=0.25", "temp temperature=1"]
     for name, lines in runs.items():
