@@ -26,7 +26,7 @@ from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.runner.plan import table
 from dflash_mcmc.runner.units import tasks_of
 from dflash_mcmc.store.described import object_if_readable
-from dflash_mcmc.store.reading import each_of_file
+from dflash_mcmc.store.reading import each_record
 from dflash_mcmc.store.records import SampleKey, key_of
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def recorded(folder: Path) -> Recorded:
     """Reads the records in a run's folder, to which other processes may be writing. Raises UserError."""
     verdicts = dict[SampleKey, str | None]()
     latest: defaultdict[Path, deque[object]] = defaultdict(lambda: deque(maxlen=_LATEST))
-    for path, record in each_of_file(folder):
+    for path, record in each_record(folder):
         verdicts[key_of(record)] = record.get("verdict")
         latest[path].append(record.get("share_seconds"))
     # The mean over the files that have grown lately

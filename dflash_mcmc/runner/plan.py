@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import sleep
@@ -113,10 +114,7 @@ class _EncodedPrompts(NamedTuple):
     """Tokens of the longest prompt that fits."""
     num_fitting: int
     """Number of problems that fit."""
-    mean: float
-    """Mean tokens of the prompts that fit."""
-    solutions: float | None
-    """Mean tokens of the solutions; None where the answers are drawn."""
+    lengths: Lengths
 
 
 def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, list[Job]]:
@@ -172,8 +170,7 @@ class _Checks:
                        lambda: config.blend.second_prompts(config, encoder, problems, prompts.encoded))
         if "sampler" in used and config.engine.plans_memory:
             self._plan_memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
-        return job._replace(lengths=Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions),
-                            prompts=prompts.encoded)
+        return job._replace(lengths=prompts.lengths, prompts=prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
         """What encodes the prompts, after a check of device, config.json, and that probe, blend and draft fit the target.
@@ -204,7 +201,7 @@ class _Checks:
         try:
             tasks = tasks_of(config)
             records = each_record(run_folder(config, identity_hash(config)), tasks.schema())  # without the folder's locks
-            return set(tasks.keys()) <= set(map(key_of, records))
+            return set(tasks.keys()) <= {key_of(record) for _, record in records}
         except UserError:
             return False
 
@@ -225,8 +222,9 @@ class _Checks:
             lengths = [len(prompt) for prompt in fit.prompts.values()]
             solved = [problem.solution for problem in problems if problem.id in fit.prompts and problem.solution]
             solutions = [] if drawn else [len(encoder.encode(text)) for text in solved]
-            return _EncodedPrompts(encoded, max(lengths), len(problems) - len(fit.too_long), sum(lengths) / len(lengths),
-                                   sum(solutions) / len(solutions) if solutions else None)
+            counted = Lengths(len(lengths) / len(problems), statistics.fmean(lengths),
+                              statistics.fmean(solutions) if solutions else None)
+            return _EncodedPrompts(encoded, max(lengths), len(lengths), counted)
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 

@@ -14,9 +14,9 @@ from typing import TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import RUN, hash_of, json_object, object_if_readable
-from dflash_mcmc.store.files import each_line, is_there, open_to_extend, read_regular, write_atomically
+from dflash_mcmc.store.files import each_line, is_there, open_to_extend, write_atomically
 from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
-from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, has_zeros, to_line
+from dflash_mcmc.store.schema import IDENTITY, Count, Damaged, Schema, to_line
 
 
 def schema_of(folder: Path, given: Schema | None = None) -> Schema:
@@ -37,22 +37,18 @@ def schema_of(folder: Path, given: Schema | None = None) -> Schema:
 
 def read_records(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> list[Record]:
     """The records of a run, which may be in progress: those of `each_record`. Raises UserError for a damaged file or line."""
-    return list(each_record(folder, schema, damage))
+    return [record for _, record in each_record(folder, schema, damage)]
 
 
-def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[Record]:
-    """Yields the records of a run, the first one of each task. Raises UserError for a damaged file or line.
+def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
+    """Yields the file and the record of each task of a run, the first one. A file is in the order of its process.
+
+    Raises UserError for a damaged file or line.
 
     Args:
         schema: of the records; None for that of `schema_of`.
         damage: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
     """
-    for _, record in each_of_file(folder, schema, damage):
-        yield record
-
-
-def each_of_file(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
-    """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
     of_run = schema_of(folder, schema)
     try:
@@ -62,7 +58,7 @@ def each_of_file(folder: Path, schema: Schema | None = None, damage: list[str] |
         files = record_files(folder, others=True)
     for path in files.values():
         try:
-            for line_number, record in records_of(path, _lines(path), 0, of_run, damage):
+            for line_number, record in records_of(path, each_line(path), 0, of_run, damage):
                 position, key = f"{path}: line {line_number + 1}", key_of(record)
                 if key not in places:
                     places[key] = position
@@ -79,16 +75,6 @@ def _note_damage(error: UserError, damage: list[str] | None) -> None:
     if damage is None:
         raise error
     damage.append(str(error))
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the complete lines of a file, and prints a line if zeros follow them."""
-    length = 0
-    for line in each_line(path):
-        yield line
-        length += len(line) + 1
-    if has_zeros(read_regular(path, length) or b""):
-        note(f"{path}: ends in blocks of zeros, as after a power loss; the next start of the run removes them")
 
 
 def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,

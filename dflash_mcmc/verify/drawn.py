@@ -91,7 +91,7 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
 
     prompts = {name: model.encode(PromptText.of(problem["prompt"], problem.get("plain", ())), not chat)
                for name, problem in read_problems(folder).items()}
-    records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
+    records = {key_of(record): record for _, record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
     for problem, chain in records:
         if problem not in prompts or "tokens" not in records[problem, chain]:
             raise UserError(f"{folder}: the record of {problem}, chain {chain} has no prompt or no tokens; allowed: a run of "

@@ -255,16 +255,6 @@ def test_a_folder_that_a_node_cannot_read_is_reported(submitter):
     assert f"it has noted no event; check that its node can read {grid.folder}" in submitter.run("status").stdout
 
 
-def test_a_submission_that_slurm_refuses_is_an_error_of_one_line_and_leaves_nothing(submitter):
-    for arguments, part in ((["partition=mian"], "did you mean 'main'"), (["gpus=9"], "SLURM refuses these jobs"),
-                            (["memory_gb=100000"], "SLURM refuses these jobs")):
-        done = submitter.run("submit", "sampler=greedy", "tracker=none", *arguments, code=2)
-        assert done.stderr.count("\n") == 1
-        assert part in done.stderr
-        assert list(submitter.folder.iterdir()) == []
-    assert not {"PENDING", "RUNNING"} & {job.state for job in submitter.cluster.jobs()}
-
-
 def test_a_preempted_job_is_requeued_and_resumed(submitter, reference):
     """A job of the partition with higher priority gets all nodes after 10 seconds of grace."""
     grid = submitter.submit(*LONG, "hardware.grace_seconds=2")
@@ -275,32 +265,6 @@ def test_a_preempted_job_is_requeued_and_resumed(submitter, reference):
     check_complete(submitter, reference)
     assert submitter.events()["0000-0"] == ["started", "requeued", "started", "complete"]
     assert [event["reason"] for event in grid.events(grid.jobs[0]) if event["event"] == "requeued"] == ["SIGUSR1"]
-
-
-def test_a_job_is_requeued_at_its_time_limit_and_resumed(submitter):
-    """The job needs more than a minute, but its time limit allows at most half a minute of sampling."""
-    grid = submitter.submit("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "num_chains=30",
-                            "hardware.num_slots=2", "minutes=1", "grace_seconds=30")
-    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"][-2:] == ["requeued", "started"], "the second start")
-    before = len(submitter.records()[0])
-    submitter.wait_for_records(before + 3)
-    submitter.run("cancel")
-    submitter.wait()
-    assert grid.events(grid.jobs[0])[1]["reason"] == "SIGUSR1"
-    drawn = keys(submitter.records()[0])
-    assert len(drawn) == len(set(drawn))
-
-
-def test_two_submissions_of_a_run_share_it(submitter, reference):
-    first = submitter.submit(*LONG)
-    second = submitter.submit(*LONG)
-    assert first.folder != second.folder
-    submitter.wait()
-    submitter.cluster.wait_until(lambda: first.events(first.jobs[0])[-1]["event"] == "complete", "the other grid's job")
-    check_complete(submitter, reference)
-    assert len(list(Path(first.points[0].folder).glob("records*.jsonl"))) == 2
-    for grid in (first, second):
-        assert [event["event"] for event in grid.events(grid.jobs[0])] == ["started", "complete"]
 
 
 def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, reference):

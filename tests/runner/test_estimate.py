@@ -362,14 +362,6 @@ def test_the_plan_uses_the_lengths_of_a_file(capsys, tmp_path, make_config):
     assert "the mean length of prompts and solutions" in solved
 
 
-def test_shares_that_cannot_be_are_refused(capsys):
-    for field in ("answer_length=0", "acceptance=1.5", "identical=-1"):
-        with pytest.raises(SystemExit) as ended:
-            main([f"assumed.{field}", "dry_run=true"])
-        assert ended.value.code == 2
-        assert f"assumed.{field.partition('=')[0]}: given" in capsys.readouterr().err
-
-
 def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.dataset.inputs.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
     assert cells(told(capsys, "dataset=gsm8k", "condition=greedy"))["greedy"][0] == "1319"

@@ -10,7 +10,7 @@ import dflash_mcmc as dm
 from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.store.reading import each_record
+from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import key_of
 from tests import processes, runs
 from tests.engine.api.test_law import drawn, moved, p_value
@@ -64,7 +64,7 @@ def test_the_law_through_our_own_server(served, make_config, chains):
 
 def records(config) -> dict[tuple[str, int], dict]:
     result = runs.execute(config)
-    return {key_of(record): record for record in each_record(result.folder)}
+    return {key_of(record): record for record in read_records(result.folder)}
 
 
 @pytest.mark.slow
