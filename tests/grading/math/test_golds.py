@@ -47,10 +47,10 @@ EQUAL = [
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_only_the_listed_pairs_of_gold_answers_are_equal(math500, every):
-    """All 45,150 pairs of different gold answers, or 15 random ones of each."""
+    """All 45,150 pairs of different gold answers, or 4 random ones of each."""
     golds = sorted({row["answer"] for row in math500})
     generator, listed = np.random.default_rng(0), {tuple(sorted(pair)) for pair in EQUAL}
-    chosen = [(gold, str(other)) for gold in golds for other in generator.choice(golds, 15, replace=False) if other != gold]
+    chosen = [(gold, str(other)) for gold in golds for other in generator.choice(golds, 4, replace=False) if other != gold]
     found = {tuple(sorted(pair)) for pair in (itertools.combinations(golds, 2) if every else chosen)
              if decide(*pair).verdict == "correct"}
     assert found == listed if every else found <= listed
@@ -104,13 +104,14 @@ def test_the_file_has_equal_and_different_pairs_of_each_family():
         assert count >= 14, family
 
 
-def test_all_pairs_are_decided_correctly_in_both_directions():
+@pytest.mark.parametrize("swapped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_pairs_are_decided_correctly(swapped):
     wrong = []
     for pair in PAIRS:
-        for gold, answer in ((pair.gold, pair.answer), (pair.answer, pair.gold)):
-            decision = decide(gold, answer)
-            if (decision.verdict == "correct") != pair.equal:
-                wrong.append((gold, answer, pair.equal, decision))
+        gold, answer = (pair.answer, pair.gold) if swapped else (pair.gold, pair.answer)
+        decision = decide(gold, answer)
+        if (decision.verdict == "correct") != pair.equal:
+            wrong.append((gold, answer, pair.equal, decision))
     assert wrong == []
 
 
