@@ -214,7 +214,7 @@ def plain(qwen3, amateur):
 @pytest.mark.parametrize("amateur", [53], indirect=True, ids=["fewer_rows"])
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
-    for sampler, few in (("power_mh", 2), ("power_smc", 1), ("multiple_try", 0)) for way in ways(few)])
+    for sampler, few in (("power_mh", 1), ("power_smc", 1), ("multiple_try", 0)) for way in ways(few)])
 def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler):
     """Rows move and fork: the companion's keys and values go with them."""
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}

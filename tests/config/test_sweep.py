@@ -55,6 +55,7 @@ def test_alpha_beta_is_the_documents_grid():
     assert {(c.condition.name, name_of(c.sampler), name_of(c.blend)) for c in configs} == {("blend_ps", "power_mh", "layer")}
 
 
+@pytest.mark.slow
 def test_other_grids_are_those_of_the_documents():
     assert [c.sampler.num_steps for c in configs_of("sweep=steps")] == [0, 2, 10]
     assert [c.sampler.proposal_temperature for c in configs_of("sweep=proposal_temperature")] == [1 / 4, 1 / 2, 1.0]

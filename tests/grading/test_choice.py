@@ -9,6 +9,7 @@ import pytest
 from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.choice import final_letter
+from tests.cases import quick
 from tests.grading.golds import graded
 
 TEXTS = {
@@ -67,7 +68,8 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize(("loop", "letter"), LOOPS.items(), ids=range(len(LOOPS)))
+@pytest.mark.parametrize(("loop", "letter"), quick(LOOPS.items(), "The answer is that.\n", "(", "A is the "),
+                         ids=range(len(LOOPS)))
 def test_a_long_looping_text_is_graded_in_seconds(loop, letter):
     """The run itself grades it. It takes a fraction of a second; with quadratic time it would take minutes."""
     text = loop * (300_000 // len(loop))

@@ -15,6 +15,7 @@ from dflash_mcmc.grading.extraction import RULES, Extraction, continued, last_bo
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
+from tests.cases import quick
 from tests.grading.golds import graded
 from tests.refusals import refused
 
@@ -141,7 +142,7 @@ LOOPS = ("1 = ", "1 pen ", "The answer is 5. ", "answer to ", "answer is not ", 
          r"\boxed{", "9{,}", "1,\\!", r"\frac{", r"\sqrt{", "2^", "72, ", "72 — ", "1’234", "$$", "√(")
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=range(len(LOOPS)))
+@pytest.mark.parametrize("loop", quick(LOOPS, *LOOPS[::5]), ids=range(len(LOOPS)))
 def test_looping_text_is_read_in_linear_time(loop):
     """The run itself reads it. It takes a tenth of a second; with quadratic time it would take minutes."""
     text = loop * (200_000 // len(loop))

@@ -144,6 +144,7 @@ def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(start, tmp_pa
     assert lost.reason == "the grading process died 3 times, at last by SIGKILL"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light_workers")
 def test_a_worker_that_is_killed_from_outside_while_it_waits_is_replaced(start):
     pool = start(300, 4, num_workers=2, judge=says_correct)

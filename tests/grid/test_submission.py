@@ -114,7 +114,8 @@ def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "jobs", "arrays"), [
     (["shards=100"], 8, 1), (["condition=temp"], 1, 0),  # no more jobs than samples, and no array of one job
-    (["shards=4"], 8, 3), (["dataset.limit=100", "num_chains=6", "shards=501", "confirm=true"], 1002, 2)])
+    pytest.param(["shards=4"], 8, 3, marks=pytest.mark.slow),
+    (["dataset.limit=100", "num_chains=6", "shards=501", "confirm=true"], 1002, 2)])
 def test_the_number_of_jobs_and_of_arrays(submitted, slurm_commands, arguments, jobs, arrays):
     if arrays == 3:
         slurm_commands.answer("scontrol-config", "MaxArraySize            = 4\n")

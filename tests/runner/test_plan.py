@@ -218,6 +218,7 @@ def test_a_complete_run_reads_nothing_of_the_model(make_config, monkeypatch):
         assert read == expected
 
 
+@pytest.mark.slow
 def test_neither_a_complete_run_nor_a_dry_run_imports_pytorch(make_config, tmp_path):
     given = ("condition=greedy", "dataset.limit=1", "tracker=none", f"paths.outputs={tmp_path}/made")
     config = make_config(*given)

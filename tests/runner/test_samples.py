@@ -283,7 +283,9 @@ def test_a_run_that_others_draw_is_not_complete(tmp_path):
     assert loop.RunResult(tmp_path, {}, 16, 7, 0).line() == f"{tmp_path}: 16 new samples, 7 of them drawn by other processes"
 
 
-@pytest.mark.parametrize("overrides", [("condition=temp",), ("condition=ps", "sampler.num_steps=2"), ("condition=smc",)])
+@pytest.mark.parametrize("overrides", [
+    pytest.param(("condition=temp",), marks=pytest.mark.slow), ("condition=ps", "sampler.num_steps=2"),
+    pytest.param(("condition=smc",), marks=pytest.mark.slow)])
 def test_the_cost_of_chains_of_a_problem_is_what_the_engine_evaluated_for_them(make_config, monkeypatch, overrides):
     """Four chains of two problems: the engine's meter counts what is read, and each drawn token has a forward of its own."""
     read, counted = [], Meter.count_reading

@@ -151,7 +151,9 @@ NOT_EXACT = {
 }
 
 
-@pytest.mark.parametrize(("options", "blend"), NOT_EXACT.values(), ids=NOT_EXACT.keys())
+@pytest.mark.parametrize(("options", "blend"), [
+    pytest.param(*given, id=name, marks=[pytest.mark.slow] * (name in ("cold", "alpha_below_one")))
+    for name, given in NOT_EXACT.items()])
 def test_early_rejection_would_be_wrong_where_it_is_refused(options, blend, make_config):
     """Each refusal is necessary. If early rejection is used nevertheless, the target is not invariant."""
     class Careless(PowerMH):

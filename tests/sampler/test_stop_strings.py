@@ -14,6 +14,7 @@ from dflash_mcmc.ops import Draw, SamplingParams, Steps, Together, stopping
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, law_of, power_target, total_variation
 from dflash_mcmc.types import Trajectory
+from tests.cases import quick
 from tests.laws import power_law, product_law
 from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
@@ -124,7 +125,7 @@ def speculation_of(verification: str):
     return SpeculativeRejection(draft_temperature=None, verification=verification, trace=False, fault=None).speculation(DRAFT)
 
 
-@pytest.mark.parametrize("verification", ["match", "token", "block"])
+@pytest.mark.parametrize("verification", quick(["match", "token", "block"], "block"))
 @pytest.mark.parametrize("name", ["spans two tokens", "inside a token", "with a stop id"])
 def test_drafted_tokens_after_a_stop_are_dropped(name, verification):
     law = drawn(engine_of(name, speculation=speculation_of(verification)), 3)

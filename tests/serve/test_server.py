@@ -26,6 +26,7 @@ from dflash_mcmc.serve.__main__ import main
 from dflash_mcmc.serve.samplers import sampler_of
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
+from tests.cases import quick
 from tests.composing import composed
 from tests.conftest import ROOT
 from tests.serving import Served
@@ -261,7 +262,7 @@ def model_tokenizer():
     return transformers.AutoTokenizer.from_pretrained(dm.component("model", "tiny").path)
 
 
-@pytest.mark.parametrize(("max_tokens", "stop"), [(0, []), (1, []), (24, [" red"])])
+@pytest.mark.parametrize(("max_tokens", "stop"), quick([(0, []), (1, []), (24, [" red"])], 24))
 def test_a_prompt_can_be_scored(running, max_tokens, stop):
     """As evaluation harnesses do. The text holds a stop id and a stop string, and is longer than the longest answer."""
     text = "<|im_start|>user\n" + 2 * QUESTION + "<|im_end|>\n"
@@ -537,6 +538,7 @@ def test_metrics_can_be_read(running):
     assert values["dflash_mcmc_token_forwards_total"] > values["dflash_mcmc_generated_tokens_total"] > 0
 
 
+@pytest.mark.slow
 def test_answers_must_end_where_the_server_says_so(tmp_path):
     """They are those of a run with the same key, of which some are drawn again. A stream tells an answer whole."""
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "00000", "question": QUESTION, "answer": "21"}) + "\n")

@@ -240,6 +240,7 @@ def test_greedy_states_the_most_likely_token(warm, tmp_path, capsys):
     assert "that the stated law cannot draw" in out
 
 
+@pytest.mark.slow
 def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(warm, tiny):
     cut = verify(tiny, *warm, temperature=0.7, top_p=0.5)
     assert cut.is_red
@@ -328,7 +329,7 @@ def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
 
 
 @pytest.mark.parametrize(("overrides", "says"), [
-    (["condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"], ""),
+    pytest.param(["condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"], "", marks=pytest.mark.slow),
     (["sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4", "dataset.must_end=true"],
      "(dataset.must_end)")], ids=["chains", "drawn until one ends"])
 def test_a_run_without_a_law_of_a_token_has_its_log_p_checked(overrides, says, make_config, tmp_path, capsys, monkeypatch):

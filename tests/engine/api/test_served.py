@@ -48,6 +48,7 @@ def law_of_tiny(prompt: np.ndarray, temperature: float, top: int = TOP, horizon:
     return p, q
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [400, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_the_law_through_our_own_server(served, make_config, chains):
     """Whatever the server was started with, and with log q of a proposal as the server tells it."""
