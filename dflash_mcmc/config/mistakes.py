@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field
 from difflib import get_close_matches
-from typing import cast
+from importlib.util import find_spec
+from pathlib import Path
 
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigSource
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
@@ -55,12 +54,10 @@ def check_search_path(overrides: Sequence[Override]) -> None:
             raise UserError(f"{PREFIX}_target_: given {override.value()!r}; allowed: hydra/launcher=NAME, with its fields")
         value = override.value() if override.key_or_group == SEARCH_PATH else None
         for path in value if isinstance(value, list) else ():
-            scheme, separator, _ = str(path).partition("://")
-            sources = [cast(type[ConfigSource], source) for source in Plugins.instance().discover(ConfigSource)]
+            scheme, _, place = str(path).rpartition("://")
             try:
-                exists = any(source("", str(path)).available() for source in sources
-                             if source.scheme() == (scheme if separator else "file"))
-            except (HydraException, ImportError):
+                exists = find_spec(place) is not None if scheme == "pkg" else scheme in ("", "file") and Path(place).is_dir()
+            except ImportError:  # of a package around it
                 exists = False
             if not exists:
                 raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")

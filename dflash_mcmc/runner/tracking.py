@@ -90,7 +90,8 @@ class Tracking:
             if line >= self._logged[file_number]:
                 self._running.add(record)
                 self._logged[file_number] = line + 1
-                self._tracker.log({**self._metrics(record), **self._running.metrics()}, self._logged.total())
+                values, step = {**self._metrics(record), **self._running.metrics()}, self._logged.total()
+                self._tracker.tell(lambda run, values=values, step=step: run.log(values, step))  # type: ignore[misc]
         self._seen = len(self._store.records)
         if fresh and self._tracker.works:
             self._write(None)
@@ -115,8 +116,8 @@ class Tracking:
         if self._tracker is None:
             return
         self.catch_up()
-        self._tracker.summary(metrics, self._store.records)
-        self._tracker.publish(self._store.folder, tables or {}, list(figures))
+        self._tracker.tell(lambda run: run.summary(metrics, self._store.records))
+        self._tracker.tell(lambda run: run.publish(self._store.folder, tables or {}, list(figures)))
         self._summary = summary
 
     def _has(self, summary: str) -> bool:
@@ -126,8 +127,8 @@ class Tracking:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._tracker is not None:
             if kind is Stopped:
-                self._tracker.preempt()
-            self._tracker.finish(0 if self._summary else 1)
+                self._tracker.tell(lambda run: run.preempt())
+            self._tracker.tell(lambda run: run.finish(0 if self._summary else 1))
             if self._summary and self._tracker.works:
                 self._write(self._summary)
 

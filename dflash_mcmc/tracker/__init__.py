@@ -84,7 +84,7 @@ class Tracker(Component):
 
 
 class Guarded:
-    """A started tracker that prints its first failure and is then switched off. It has the methods of `TrackedRun`."""
+    """A started tracker that prints its first failure and is then switched off."""
 
     def __init__(self, tracker: Tracker, info: RunInfo):
         self._run: TrackedRun | None = None
@@ -93,29 +93,15 @@ class Guarded:
         """Whether nothing has failed yet."""
         self._try(lambda: self._start(tracker, info))
 
-    def log(self, metrics: dict, step: int) -> None:
-        self._call(lambda run: run.log(metrics, step))
-
-    def summary(self, metrics: dict, records: list[dict]) -> None:
-        self._call(lambda run: run.summary(metrics, records))
-
-    def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
-        self._call(lambda run: run.publish(folder, tables, figures))
-
-    def preempt(self) -> None:
-        self._call(lambda run: run.preempt())
-
-    def finish(self, exit_code: int) -> None:
-        self._call(lambda run: run.finish(exit_code))
+    def tell(self, call: Callable[[TrackedRun], None]) -> None:
+        """Calls a method of the run, such as `tell(lambda run: run.log(metrics, step))`, unless the tracker is off."""
+        run = self._run
+        if run is not None:
+            self._try(lambda: call(run))
 
     def _start(self, tracker: Tracker, info: RunInfo) -> None:
         self._run = tracker.start(info)
         self._name = type(self._run).__name__
-
-    def _call(self, call: Callable[[TrackedRun], None]) -> None:
-        run = self._run
-        if run is not None:
-            self._try(lambda: call(run))
 
     def _try(self, action: Callable[[], None]) -> None:
         try:

@@ -172,7 +172,7 @@ class _Session:
 
         def track(metrics: dict[str, float], step: int) -> None:
             if tracker and (step % _TRACK_EVERY == 0 or "train/loss" not in metrics):
-                tracker.log(metrics, step)
+                tracker.tell(lambda run: run.log(metrics, step))
 
         try:
             figures = run(TrainingLoop(
@@ -183,7 +183,7 @@ class _Session:
             exit_code = 0
         finally:
             if tracker:
-                tracker.finish(exit_code)
+                tracker.tell(lambda run: run.finish(exit_code))
         return figures
 
     def gradients(self, step: int) -> float:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.dataset import hub as hub_dataset
+from dflash_mcmc.dataset.inputs import sources
 from dflash_mcmc.process import http
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    hub_dataset._loaded.cache_clear()
+    sources._loaded.cache_clear()
     made = tmp_path / "asked"
     made.mkdir()
     (made / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -90,7 +90,7 @@ MISTAKES = [
     ({"question_template": "{{ row.__class__.__mro__ }}"}, "row 0: SecurityError"),
     ({"answer_field": "gold", "answer_template": None}, "has {'text': ['2']} for its answer; allowed: a text"),
     ({"path": "./nothing"}, "dataset.path: given './nothing'; allowed: a folder that exists, or a name on the hub"),
-    ({"path": "nobody/nothing"}, "nobody/nothing is not in the cache, and the hub cannot be reached; allowed: a local"),
+    ({"path": "nobody/nothing"}, "nobody/nothing is not in the cache, and the hub cannot be reached; allowed: a file"),
 ]
 
 

@@ -57,9 +57,9 @@ def test_a_missing_network_and_cache_is_an_error_of_one_line(make_config, tmp_pa
 
     from dflash_mcmc.dataset.inputs import sources
 
-    sources._downloaded.cache_clear()
+    sources._loaded.cache_clear()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(UserError, match="hub cannot be reached; allowed: a file, dataset"):
+    with pytest.raises(UserError, match="hub cannot be reached; allowed: a file of its rows, dataset"):
         make_config("dataset=math500").dataset.problems()
 
 

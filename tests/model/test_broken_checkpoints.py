@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE, Job
-from dflash_mcmc.dataset import hub
+from dflash_mcmc.dataset.inputs import sources
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.errors import UserError
@@ -302,7 +302,7 @@ def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
     import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    hub._loaded.cache_clear()
+    sources._loaded.cache_clear()
     folder = tmp_path / "asked"
     folder.mkdir()
     (folder / "asked.py").write_text(code(canary))
@@ -313,5 +313,5 @@ def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
     assert line.startswith("dataset.path: cannot load")
     assert not canary.exists()
     (folder / "asked.py").unlink()
-    hub._loaded.cache_clear()
+    sources._loaded.cache_clear()
     assert refused_or_run(make_config(*asked)) is None

@@ -156,12 +156,12 @@ def test_a_failing_tracker_is_reported_once_and_not_used_again(capsys):
     for at in ("start", "log", "summary", "publish", "finish"):
         tracker = Failing(at)
         guarded = Guarded(tracker, None)
-        guarded.log({}, 1)
-        guarded.log({}, 2)
-        guarded.summary({}, [])
-        guarded.publish(None, {}, [])
+        guarded.tell(lambda run: run.log({}, 1))
+        guarded.tell(lambda run: run.log({}, 2))
+        guarded.tell(lambda run: run.summary({}, []))
+        guarded.tell(lambda run: run.publish(None, {}, []))
         assert guarded.works == (at == "finish")
-        guarded.finish(0)
+        guarded.tell(lambda run: run.finish(0))
         assert not guarded.works
         assert tracker.calls.index(at) == len(tracker.calls) - 1
         error = capsys.readouterr().err

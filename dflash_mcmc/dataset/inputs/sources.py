@@ -13,7 +13,7 @@ import itertools
 import re
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -31,6 +31,12 @@ from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of a folder that `save_to_disk` writes."""
+_SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".gz", ".bz2", ".xz", ".zst", ".zip",
+             ".tar")
+"""Suffixes of files with texts that `datasets` reads."""
 
 
 class MissingField(UserError):
@@ -51,11 +57,25 @@ class MissingField(UserError):
 
 
 class Hub(NamedTuple):
-    """A dataset on the hub."""
+    """A split of a dataset on the hub, or of a local folder that `datasets` can load."""
 
-    name: str
-    subset: str | None = None
+    path: str
+    """A name on the hub or a local folder."""
+    name: str | None = None
+    """Its configuration (subset)."""
     split: str = "test"
+    revision: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The name on the hub, or the local folder, as `datasets` takes it."""
+        return self.path if self.folder is None else str(self.folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder; None for a name on the hub."""
+        folder = Path(self.path).expanduser()
+        return folder if folder.is_dir() else None
 
 
 def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path") -> list[dict]:
@@ -78,14 +98,6 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     if not rows:
         raise UserError(f"{field}: {path} has no rows")
     return rows
-
-
-def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[dict]:
-    """Rows of a dataset on the hub at a commit. Each row has these columns. Raises UserError."""
-    rows = _downloaded(source, revision)
-    for index, row in enumerate(rows):
-        _check_columns(row, columns, f"{source.name}@{revision}: row {index}")
-    return [dict(row) for row in rows]
 
 
 def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
@@ -131,20 +143,84 @@ def _check_columns(row: dict, columns: Iterable[str], where: str, field: str = "
             raise MissingField(where, column, row, field)
 
 
+def rows_of(place: Hub, columns: Sequence[str], whole: bool) -> list[dict]:
+    """The rows of a split, with only these columns, or with all columns if `whole`. Raises UserError.
+
+    Fields of nested values that are None are left out, because a table of `datasets` has every field in every row.
+    """
+    table = _loaded(place)
+    if not len(table):
+        raise UserError(f"dataset.path: the split {place.split!r} of {place.path} has no rows")
+    for column in columns:
+        if column not in table.column_names:
+            raise MissingField(place.path, column, table.column_names)
+    return [{name: _without_none(value) for name, value in row.items()}
+            for row in (table if whole else table.select_columns(list(columns)))]
+
+
 @cache
-def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
-    import datasets
+def _loaded(place: Hub) -> Any:
+    if (folder := place.folder) is None:
+        if place.path.startswith((".", "/", "~")) or place.path.count("/") > 1:
+            raise ConfigError("dataset.path", place.path, "a folder that exists, or a name on the hub, such as openai/gsm8k")
+    elif (folder / "config.json").is_file():
+        raise ConfigError("dataset.path", place.path, f"a folder of data; this one has a config.json, as a checkpoint has: "
+                          f"model={place.path}")
+    elif not any(file.suffix in _SUFFIXES for file in folder.rglob("*")):
+        raise ConfigError("dataset.path", place.path, f"a folder with files of data ({', '.join(_SUFFIXES)})")
+    import datasets  # late: the import takes seconds
 
     datasets.disable_progress_bars()
-    offline = not http.reachable()
+    offline = place.folder is None and not http.reachable()
     try:
-        return tuple(datasets.load_dataset(source.name, source.subset, revision=revision, split=source.split))
+        if place.folder is not None and any((place.folder / file).is_file() for file in _SAVED):
+            # The configured split of a saved table, or of a table for each split
+            loaded = datasets.load_from_disk(str(place.folder))
+            if place.name is not None:
+                raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
+            splits = loaded if isinstance(loaded, dict) else {str(loaded.split or place.split): loaded}
+            if place.split not in splits:
+                raise _unknown("split", place.split, list(splits))
+            return splits[place.split]
+        return datasets.load_dataset(place.source, place.name, split=place.split, revision=place.revision)
+    except UserError:
+        raise
     except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
+        if mistake := _mistake(place):
+            raise mistake from error
         if offline:
-            raise UserError(f"dataset: {source.name} is not in the cache, and the hub cannot be reached; allowed: a file, "
-                            "dataset.path=/path/to/test.jsonl") from error
-        reason = reason_of(error, 300)
-        raise UserError(f"dataset.revision: cannot load {source.name}@{revision}: {type(error).__name__}: {reason}") from error
+            raise UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a file "
+                            "of its rows, dataset.path=/path/to/test.jsonl, or with dataset=hub a local folder") from error
+        at = f"@{place.revision}" if place.revision else ""
+        raise UserError(f"dataset.path: cannot load {place.path}{at}: {type(error).__name__}: {reason_of(error)}") from error
+
+
+def _mistake(place: Hub) -> UserError | None:
+    """The error for a configuration or a split that does not exist; None if both exist, or their names cannot be read."""
+    import datasets
+
+    def names(listed: Callable[..., list[str]], *arguments: str) -> list[str]:
+        try:
+            return listed(place.source, *arguments, revision=place.revision)
+        except Exception:  # the first error says what is wrong with the dataset
+            return []
+
+    configs = names(datasets.get_dataset_config_names)
+    if configs and place.name not in (configs if len(configs) > 1 else [*configs, None]):
+        return _unknown("name", place.name, configs)
+    splits = names(datasets.get_dataset_split_names, *([place.name] if place.name else []))
+    return _unknown("split", place.split, splits) if splits and place.split not in splits else None
+
+
+def _unknown(field: str, given: str | None, names: Sequence[str]) -> ConfigError:
+    allowed = ", ".join(f"dataset.{field}={name}" for name in names)
+    return ConfigError(f"dataset.{field}", given, allowed + did_you_mean(given or "", names))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +281,7 @@ class Benchmark(FromFile):
         """Checks that a file or a commit is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)  # not `FromFile.check`, which asks for a file
         if self.path is None and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
-            raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.name} on the hub, all 40 hexadecimal "
+            raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.path} on the hub, all 40 hexadecimal "
                               "digits, so that a run can be repeated; or a file, dataset.path=/path/to/test.jsonl")
 
     def resolved(self, config: Settings) -> Benchmark:
@@ -220,14 +296,14 @@ class Benchmark(FromFile):
     def rows(self) -> list[dict]:
         """The rows of the file, or of the hub. Raises UserError."""
         if self.path is None:
-            return of_hub(self.hub, self.revision, self.columns())
+            return rows_of(self.hub._replace(revision=self.revision), self.columns(), whole=True)
         return super().rows()
 
     def all_problems(self) -> list[Problem]:
         """The problem of each row. Raises UserError, with `check_rows` also if their number is not the published one."""
         problems = super().all_problems()
         if self.check_rows and len(problems) != self.num_published:
-            raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(problems)} rows; allowed: the benchmark's "
+            raise UserError(f"dataset.path: {self.path or self.hub.path} has {len(problems)} rows; allowed: the benchmark's "
                             f"{self.num_published}, or any number with dataset.check_rows=false")
         return problems
 

@@ -72,10 +72,18 @@ def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
         sources.of_file(None, ())
 
 
+class Table(list):
+    """Rows as `datasets` has them."""
+
+    @property
+    def column_names(self):
+        return list(self[0])
+
+
 @pytest.fixture
 def hub_of(monkeypatch):
     """A function that replaces the hub by rows or by an error. It returns the list of calls."""
-    sources._downloaded.cache_clear()
+    sources._loaded.cache_clear()
     calls = []
 
     def put(answer):
@@ -83,31 +91,32 @@ def hub_of(monkeypatch):
             calls.append((arguments, named))
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return Table(answer)
 
         monkeypatch.setattr("datasets.load_dataset", load)
         return calls
 
     yield put
-    sources._downloaded.cache_clear()
+    sources._loaded.cache_clear()
 
 
 def test_rows_of_a_commit_are_loaded_once(hub_of):
     calls = hub_of([{"a": "x"}, {"a": "y"}])
-    first = sources.of_hub(sources.Hub("some/rows", "main", "train"), PINNED, ("a",))
+    place = sources.Hub("some/rows", "main", "train", PINNED)
+    first = sources.rows_of(place, ("a",), whole=True)
     first[0]["a"] = "changed"
-    assert sources.of_hub(sources.Hub("some/rows", "main", "train"), PINNED, ("a",)) == [{"a": "x"}, {"a": "y"}]
+    assert sources.rows_of(place, ("a",), whole=True) == [{"a": "x"}, {"a": "y"}]
     assert calls == [(("some/rows", "main"), {"revision": PINNED, "split": "train"})]
 
 
 def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
     hub_of(ValueError("no such\n  commit"))
     monkeypatch.setattr("dflash_mcmc.process.http.reachable", lambda: True)
-    with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
-        sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
+    with refused(f"dataset.path: cannot load some/rows@{PINNED}: ValueError: no such commit"):
+        sources.rows_of(sources.Hub("some/rows", revision=PINNED), ("a",), whole=True)
     monkeypatch.setattr("dflash_mcmc.process.http.reachable", lambda: False)
-    with refused("some/rows is not in the cache", "hub cannot be reached; allowed: a file, dataset"):
-        sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
+    with refused("some/rows is not in the cache", "hub cannot be reached; allowed: a file of its rows, dataset"):
+        sources.rows_of(sources.Hub("some/rows", revision=PINNED), ("a",), whole=True)
 
 
 BENCHMARKS = {"math500": ("HuggingFaceH4/MATH-500", None, "test", 500), "gsm8k": ("openai/gsm8k", "main", "test", 1319),
@@ -123,8 +132,9 @@ def test_a_benchmark_is_read_from_a_pinned_commit(make_config, hub_of, name):
     config = make_config(*UNGRADED, f"dataset={name}")
     assert re.fullmatch("[0-9a-f]{40}", config.dataset.revision)
     place, subset, split, rows = BENCHMARKS[name]
+    assert config.dataset.num_known() == rows
     for read in (config.dataset.problems, config.dataset.fingerprint):
-        with refused(f"has 0 rows; allowed: the benchmark's {rows}, or any number with dataset.check_rows=false"):
+        with refused(f"dataset.path: the split '{split}' of {place} has no rows"):
             read()
     assert calls == [((place, subset), {"revision": config.dataset.revision, "split": split})]
 
