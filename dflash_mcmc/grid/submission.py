@@ -159,6 +159,8 @@ def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
 
 def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
     """The parameters of submitit."""
+    # Python imports the snapshot first, independent of setup, checkout and environment.
+    path = f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}"
     wanted = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos,
         "mem": f"{round(launcher.memory_gb * 1000)}M" if launcher.memory_gb else None,
@@ -167,17 +169,11 @@ def _parameters(grid: Grid, launcher: Slurm) -> dict[str, object]:
     return {
         **{name: value for name, value in wanted.items() if value is not None},
         "job_name": grid.name, "time": launcher.minutes, "nodes": 1, "ntasks_per_node": 1, "cpus_per_task": launcher.cpus,
-        "array_parallelism": launcher.array_parallelism, "setup": [*launcher.setup, *_environment(grid, launcher)],
+        "array_parallelism": launcher.array_parallelism, "setup": [*launcher.setup, path, "export PYTHONSAFEPATH=1"],
         "srun_args": [f"--cpus-per-task={launcher.cpus}"],  # srun does not inherit this number from its job
         "additional_parameters": {"signal": f"USR1@{launcher.grace_seconds}", "requeue": True},
         "teardown": _again(launcher.max_requeues),
     }
-
-
-def _environment(grid: Grid, launcher: Slurm) -> list[str]:
-    """Shell lines that make Python import the snapshot first, independent of setup, checkout and environment."""
-    return [f"export PYTHONPATH={shlex.quote(str(grid.folder / 'code'))}${{PYTHONPATH:+:$PYTHONPATH}}",
-            "export PYTHONSAFEPATH=1"]
 
 
 def _again(max_requeues: int) -> list[str]:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from tests.processes import ROOT
 
-EXTRAS = ("real", "serve", "slurm", "sweep")
+EXTRAS = ("real", "serve", "slurm")
 """Extras that the environments have. The others need packages of several GB, or an account."""
 
 FOR_TESTS = ("hypothesis", "openai", "pytest", "pyyaml")
