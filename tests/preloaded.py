@@ -27,7 +27,7 @@ from pathlib import Path
 PACKAGES = ("torch._dynamo", "transformers.models.qwen3.modeling_qwen3", "accelerate", "scipy.stats", "sympy", "math_verify",
             "matplotlib.pyplot", "hydra.main", "hydra.initialize", "omegaconf", "jinja2", "tabulate",
             "tqdm.auto", "yaml", "psutil", "pydantic.main")
-"""Packages that can be imported before a fork. pandas, and the packages that import it (statsmodels, arviz, datasets), start a
+"""Packages that can be imported before a fork. pandas, and the packages that import it (arviz, datasets), start a
 thread when they are imported, and wandb stores the process id."""
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "dflash_mcmc"
 HEAVY = {"torch", "transformers", "wandb", "datasets", "accelerate", "matplotlib", "sympy", "math_verify", "scipy",
-         "statsmodels", "pandas", "arviz_stats"}
+         "pandas", "arviz_stats"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 COMPONENTS = [component for group in GROUPS for component in components(group).values()]
 

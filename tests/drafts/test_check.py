@@ -38,17 +38,25 @@ PLANTS = {  # the draft, the checkpoint that is edited, the edits, the change th
 
 
 @pytest.mark.parametrize("draft", quick(["tiny", "tiny_dspark", "tiny_dflash2"], "tiny_dspark"))
-def test_a_healthy_pair_is_healthy(draft, tmp_path):
-    found = check.check(composed(tmp_path, *BASE, f"draft={draft}"))
-    assert found.verdict().endswith("rows and layers are right")
-    assert found.agreement == 1.0
-    assert [trial.change.name for trial in found.trials] == [
-        "rows one later", "rows one earlier", "layers [2, 3, 4, 5, 6]", "layers [0, 1, 2, 3, 4]"]
-    assert found.positions["temperature 0"].known > 2.0
+def test_the_command_calls_a_healthy_pair_healthy_and_writes_what_it_measured(draft, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(CheckpointDraft, "training_record", lambda self: {"held_out_tau": 1.676})
+    with pytest.raises(SystemExit, match="0"):
+        main(["check", "model=tiny", f"draft={draft}", "dataset=arith", "dataset.limit=8", "dataset.max_new_tokens=32",
+              f"--out={tmp_path / 'out'}"])
+    values, said = json.loads((tmp_path / "out/check.json").read_text()), capsys.readouterr().out
+    assert values["verdict"].endswith("rows and layers are right")
+    assert values["verdict"] in said
+    assert (values["problems"], values["agreement"]) == (8, 1.0)
+    assert re.search(r"tiny_\w+ on \S*tiny, 8 problems; tau of its training is 1.68\n", said)
+    taus = {place["name"]: place["tau"] for place in values["positions"]}
+    assert taus["temperature 0"] > 2.0
+    assert f"| temperature 1, tokens 0 to 15  | {taus['temperature 1, tokens 0 to 15']:.2f} " in said
+    assert {trial["name"]: trial["helps"] for trial in values["trials"]} == dict.fromkeys(
+        ("rows one later", "rows one earlier", "layers [2, 3, 4, 5, 6]", "layers [0, 1, 2, 3, 4]"), False)
 
 
 def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
-    config = composed(tmp_path, *BASE, "draft=tiny", "draft.block_size=4")
+    config = composed(tmp_path, *BASE, "dataset.limit=3", "draft=tiny", "draft.block_size=4")
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
     walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0)
@@ -108,20 +116,6 @@ def test_a_paired_change_has_a_narrower_interval_than_its_parts():
 
 def test_changes_stay_within_the_target():
     assert [change.name for change in check.changes((0, 7), 8)] == ["nothing", "rows one later", "rows one earlier"]
-
-
-def test_the_command_prints_tables_and_writes_what_it_measured(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(CheckpointDraft, "training_record", lambda self: {"held_out_tau": 1.676})
-    with pytest.raises(SystemExit, match="0"):
-        main(["check", "model=tiny", "draft=tiny", "dataset=arith", "dataset.limit=8", "dataset.max_new_tokens=16",
-              f"--out={tmp_path / 'out'}"])
-    values = json.loads((tmp_path / "out/check.json").read_text())
-    said = capsys.readouterr().out
-    assert values["verdict"] in said
-    assert re.search(r"tiny_draft on \S*tiny, 8 problems; tau of its training is 1.68\n", said)
-    assert f"| temperature 1, tokens 0 to 15  | {values['positions'][5]['tau']:.2f} " in said
-    assert [each["helps"] for each in values["trials"]] == [False] * 4
-    assert values["problems"] == 8
 
 
 @pytest.mark.parametrize(("arguments", "says"), [

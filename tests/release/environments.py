@@ -19,7 +19,7 @@ from tests.processes import ROOT
 EXTRAS = ("real", "serve", "slurm")
 """Extras that the environments have. The others need packages of several GB, or an account."""
 
-FOR_TESTS = ("hypothesis", "openai", "pytest", "pyyaml")
+FOR_TESTS = ("hypothesis", "openai", "pytest", "pyyaml", "statsmodels")
 """Packages of the extra `dev` that the tests need."""
 
 

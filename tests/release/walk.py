@@ -22,7 +22,7 @@ SUBSET = ("tests/test_rng.py", "tests/test_rng.py", "tests/kernel", "tests/confi
           "tests/decoder/test_speculative_match.py", "tests/report/test_table.py",
           "tests/report/test_build.py", "tests/tracker/test_wandb.py",
           "tests/serve/test_server.py", "tests/test_api.py", "tests/grid")
-"""Tests at the border of each package: torch, transformers, Hydra, NumPy, SciPy, statsmodels, SymPy, W&B and others."""
+"""Tests at the border of each package: torch, transformers, Hydra, NumPy, SciPy, SymPy, W&B and others."""
 
 LIMIT_SECONDS = 3600
 """A step that takes longer has failed."""

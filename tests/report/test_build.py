@@ -184,7 +184,7 @@ def test_records_alone_are_enough_and_old_files_are_removed(document, undrawn, t
     assert rows(alone, "levels") == [row for row in rows(document, "levels") if row["run"] == "greedy"]
 
 
-def test_labels_cannot_break_the_page(tmp_path):
+def test_labels_cannot_break_the_page(undrawn, tmp_path):
     made = identity("ps", dataset__prompt="<script>alert(1)</script> | {question}")
     built = build([write(tmp_path, "ps|<i>", published.records("ps"), made, name="a|b<i>")])
     page, markdown = built.page.read_text(), (built.folder / "report.md").read_text()
@@ -258,7 +258,7 @@ def test_help(capsys):
 def test_the_command_line_is_parsed_before_heavy_libraries_are_imported():
     code = "import sys, dflash_mcmc.report.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "scipy", "matplotlib", "statsmodels", "jinja2"} & set(done.stdout.split())
+    assert not {"torch", "scipy", "matplotlib", "pandas", "jinja2"} & set(done.stdout.split())
 
 
 # Summaries, figures and reports of probes of which few units are recorded, or none could be measured.
