@@ -106,15 +106,6 @@ def test_peak_memory_is_as_planned(make_config, on_gpu, draw):
     assert 0.5 * planned.caches < peak < 1.1 * planned.total
 
 
-def test_null_fills_the_memory_that_is_given(make_config, device):
-    config = make_config("sampler=temperature", f"hardware.device={device}", "hardware.num_slots=null",
-                         "hardware.memory_gb=0.2", "dataset=arith")
-    model = config.engine.load(config, device)
-    planned = slots.memory_plan(config, model, 64, 1000, None)[1]
-    assert planned.num_slots > 8
-    assert planned.total <= 0.2e9
-
-
 def test_memory_that_runs_out_is_one_line_and_the_next_run_works(draw, on_gpu, capsys):
     total = torch.cuda.get_device_properties(0).total_memory
     draw(*SAMPLERS["power_mh"], "hardware.device=cuda")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.engine.api.test_law import p_value
 from tests.engine.batching.test_batched import power_mh
 from tests.vllm.running import engine_of, target_of
 
@@ -46,37 +46,18 @@ def small(tmp_path_factory):
 
 
 def exact(model, params: SamplingParams, horizon: int) -> dict[tuple[int, ...], float]:
-    """log-probability of every complete sequence."""
+    """The probability of every complete sequence."""
     known, growing = {}, {(): 0.0}
     while growing:
         tokens, log_q = growing.popitem()
         if len(tokens) == horizon or (tokens and tokens[-1] == STOP):
-            known[tokens] = log_q
+            known[tokens] = float(np.exp(log_q))
             continue
         with torch.inference_mode():
             logits = model(torch.from_numpy(np.concatenate([PROMPT, np.array(tokens, np.int64)]))[None]).logits[0, -1].numpy()
         law = exact_law.process(logits, params, PROMPT, np.array(tokens, np.int64))
         growing |= {(*tokens, token): log_q + law[token] for token in range(VOCABULARY) if np.isfinite(law[token])}
     return known
-
-
-def p_value(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float]) -> float:
-    """Chi-square of counts against a law; sequences that are expected less than five times are one class."""
-    assert set(counts) <= set(law), "a sequence outside the support"
-    total, observed, expected, rest = sum(counts.values()), [], [], [0.0, 0.0]
-    for tokens, log_q in law.items():
-        mean = total * np.exp(log_q)
-        if mean < 5:
-            rest[0] += counts.get(tokens, 0)
-            rest[1] += mean
-        else:
-            observed.append(counts.get(tokens, 0))
-            expected.append(mean)
-    if rest[1] >= 1:
-        observed.append(rest[0])
-        expected.append(rest[1])
-    assert len(observed) > 3
-    return float(stats.chisquare(observed, np.array(expected) * sum(observed) / sum(expected)).pvalue)
 
 
 def counted(results) -> dict[tuple[int, ...], int]:
@@ -110,9 +91,8 @@ def test_power_mh_draws_from_the_power_of_the_law(small, early_reject):
     engine = engine_of(target, 64, max_num_seqs=64)
     results = list(engine.run((seed, sampler.chain(PROMPT, 2, Key(seed))) for seed in range(NUM_CHAINS)))
     law = exact(model, SamplingParams(), 2)
-    power = {tokens: 2.0 * log_p for tokens, log_p in law.items()}
-    norm = np.log(sum(np.exp(value) for value in power.values()))
+    norm = sum(p**2 for p in law.values())
     counts = counted(results)
-    assert p_value(counts, {tokens: value - norm for tokens, value in power.items()}) > ENOUGH
+    assert p_value(counts, {tokens: p**2 / norm for tokens, p in law.items()}) > ENOUGH
     assert p_value(counts, law) < REFUSED
     assert any(done.result.abandoned for done in results) == (early_reject == "exact")

@@ -15,7 +15,7 @@ from tests.cases import quick
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, STOPS, TOLERANCE, chains, same
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import drafter, match, reject
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
+from tests.targets import rows_do_not_depend_on_the_batch
 
 MIXTURE = draft_mh(proposal="mixture", num_steps=3)
 NUM_DRAFTED = 4
@@ -52,22 +52,6 @@ def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, optio
     if options.keys() <= {"steps_between_checks"}:  # without the decoder's, the sampler's blocks remain
         assert total(decoded, "blocks_drafted") - total(decoded, "blocks_verified") == total(plain, "blocks_drafted") > 0
     assert total(plain, "blocks_verified") == total(plain, "tokens_drafted") == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
-    pytest.param(match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}, marks=pytest.mark.slow),
-    pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),
-    (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 1}),
-    pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
-def test_slots_order_and_switches_change_nothing(qwen3, decoder, slots, order, options):
-    """A forward that both kinds of rows share gives each row the numbers of one of its own."""
-    expected, todo = run(qwen3, chains(MIXTURE), decoder), list(chains(MIXTURE))
-    other = run(qwen3, [todo[number] for number in order or range(len(todo))], decoder, slots=slots, **options)
-    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
-    for tag, done in expected.items():
-        same(other[tag].result, done.result, tolerance)
-        assert other[tag].cost == done.cost
 
 
 def drawn(number):
@@ -122,18 +106,3 @@ def test_two_drafters_are_refused(qwen3):
     with pytest.raises(ValueError, match="given two drafters"):
         BatchedEngine(parts, BLENDS["none"], 2, 40, Options(), None, match().speculation(drafter("dflash", parts, qwen3)),
                       drafter("dflash", parts, qwen3))
-
-
-@pytest.mark.parametrize("decoder", [pytest.param(match(), id="match"),
-                                     pytest.param(reject(), id="rejection", marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_recurrent_layers(decoder):
-    """Draws from the draft go token by token there."""
-    model = random_model("qwen3_5")
-    plain, decoded = (run(model, list(chains(MIXTURE))[:4], each, snapshot_every=4) for each in (None, decoder))
-    apart = run(model, list(chains(MIXTURE))[:4], decoder, slots=2, snapshot_every=64)
-    for tag, done in decoded.items():
-        if decoder.keeps_tokens():
-            same(done.result, plain[tag].result)
-        same(apart[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
-    assert total(decoded, "blocks_verified") > 0
