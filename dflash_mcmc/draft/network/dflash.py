@@ -14,10 +14,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import cast
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding, rotate_half
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm as RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class DraftLayer(torch.nn.Module):
     def __init__(self, shape: DFlashShape):
         super().__init__()
         self.self_attn = Attention(shape)
-        self.mlp = FeedForward(shape)
+        self.mlp = feed_forward(shape)
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
@@ -136,17 +140,10 @@ class Attention(torch.nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-class FeedForward(torch.nn.Module):
+def feed_forward(shape: NetworkShape) -> torch.nn.Module:
     """The gated feed-forward part of a layer."""
-
-    def __init__(self, shape: NetworkShape):
-        super().__init__()
-        self.gate_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = torch.nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+    return Qwen3MLP(SimpleNamespace(hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+                                    hidden_act="silu"))
 
 
 class DraftHead(torch.nn.Module):
@@ -168,20 +165,6 @@ def target_ids(draft: torch.nn.Module) -> torch.Tensor:
     return torch.arange(len(d2t), device=d2t.device) + d2t
 
 
-class RMSNorm(torch.nn.Module):
-    """Norm by the root mean square of the last axis, in float32. The result is rounded before the weight is applied."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.variance_epsilon = eps
-        self.weight = torch.nn.Parameter(torch.ones(size))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        exact = hidden.float()
-        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * normed.to(hidden.dtype)
-
-
 class Rotation:
     """Cosines and sines of positions, from float32 frequencies.
 
@@ -190,9 +173,6 @@ class Rotation:
     """
 
     def __init__(self, shape: NetworkShape):
-        from transformers import Qwen3Config
-        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
         config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
                              max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
         with torch.device("cpu"):  # on the CPU even if the network is built on the meta device
@@ -213,8 +193,7 @@ class Rotation:
 def _rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotates (rows, heads, m, head_dim) by halves: axis j and j + head_dim / 2 are one plane."""
     cosines, sines = rotation
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+    return heads * cosines + rotate_half(heads) * sines
 
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

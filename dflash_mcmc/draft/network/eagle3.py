@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from dflash_mcmc.draft.network.checkpoint import DEFAULT_THETA, FIELD, DraftConfig, Family
-from dflash_mcmc.draft.network.dflash import Attention, DraftHead, FeedForward, NetworkShape, RMSNorm, Rotation
+from dflash_mcmc.draft.network.dflash import Attention, DraftHead, NetworkShape, RMSNorm, Rotation, feed_forward
 from dflash_mcmc.errors import UserError
 
 NUM_FEATURES = 3
@@ -110,7 +110,7 @@ class EagleLayer(torch.nn.Module):
         super().__init__()
         self.from_normed = shape.norm_before_residual
         self.self_attn = Attention(shape, 2 * shape.hidden_size, shape.head_norms)
-        self.mlp = FeedForward(shape)
+        self.mlp = feed_forward(shape)
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             RMSNorm(shape.hidden_size, shape.norm_eps) for _ in range(3))
 

@@ -145,8 +145,6 @@ class BatchedEngine(ChainRunner):
                 raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
                                 f"{each.max_positions} ({name})")
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
-        if speculation and drafter not in (None, proposer):
-            raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         self.parts = EngineParts(model, blend, speculation, drafter, companion, second, few_rows, work)
         if free_rows(self.parts):

@@ -232,7 +232,7 @@ class Endings:
     """
 
     def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: torch.device,
-                 compiled: Callable[[tuple[str, ...]], StopStrings] | None = None):
+                 compiled: Callable[[tuple[str, ...]], StopStrings]):
         import torch
 
         self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
@@ -322,6 +322,4 @@ class Endings:
             return self._strings
         if not operation.stop:
             return None
-        if self._compiled is None:
-            raise ValueError("this engine has no tables for the stop strings of an operation")
         return self._compiled(operation.stop)

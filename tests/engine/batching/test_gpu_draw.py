@@ -99,7 +99,7 @@ LAWS = {
     ("temperature 1", 61), ("penalties", 61), ("cut", 2600)))
 def interpreted_draws_are_those_of_pytorch(law, size):
     """With a row of logits that are no numbers, an infinite one, one without any, and ties for the most likely token."""
-    state, endings = rows_of(size), Endings(STOP_IDS, None, torch.device("cpu"))
+    state, endings = rows_of(size), Endings(STOP_IDS, None, torch.device("cpu"), None)
     logits = 3.0 * torch.randn(ROWS, size, generator=torch.Generator().manual_seed(size))
     logits[0, 5], logits[1, 9], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[4, [7, size - 1]] = 20.0
@@ -117,7 +117,7 @@ def interpreted_draws_are_those_of_pytorch(law, size):
 @pytest.mark.parametrize("stop_ids", [pytest.param((), marks=pytest.mark.slow), STOP_IDS])
 def interpreted_draws_end_where_those_of_pytorch_do(has_strings, stop_ids):
     """Over a few steps: stop ids, stop strings, last positions, and floors with and without a length."""
-    state, endings, size = rows_of(61, 1), Endings(stop_ids, None, torch.device("cpu")), 61
+    state, endings, size = rows_of(61, 1), Endings(stop_ids, None, torch.device("cpu"), None), 61
     generator = torch.Generator().manual_seed(3)
     state.position.fill_(0)
     state.origin.fill_(1)
@@ -144,7 +144,7 @@ def interpreted_law_is_that_of_the_logits(temperature):
     state.status.fill_(Status.LIVE)
     state.position.fill_(0)
     state.uniforms[:, 1] = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    endings, groups = Endings((), None, state.device), groups_of(SamplingParams(temperature))
+    endings, groups = Endings((), None, state.device, None), groups_of(SamplingParams(temperature))
     tokens = gpu_draw.drawn(state, logits.repeat(count, 1), groups, endings)
     law = torch.softmax(logits.double() / temperature, dim=0)
     assert float((torch.bincount(tokens, minlength=7) / count - law).abs().max()) <= 1 / count
@@ -165,7 +165,7 @@ def interpreted_borders_belong_to_the_token_after_them():
     state.position.fill_(0)
     state.uniforms[:, 1] = torch.tensor([2.0**-53, 0.25, 0.5, 0.75, 1 - 2.0**-53, 0.25 - 2.0**-53, 0.5 - 2.0**-53, 0.6],
                                            dtype=torch.float64)
-    ours, _ = both(logits, state, groups_of(SamplingParams()), Endings((), None, state.device))
+    ours, _ = both(logits, state, groups_of(SamplingParams()), Endings((), None, state.device, None))
     assert ours.tokens[:, 1].tolist() == [3, 4, 700, 900, 900, 3, 4, 700]
 
 
@@ -188,7 +188,7 @@ def launched(rows: int, takes_ranges: bool, floors: bool, params: SamplingParams
     """What a step at Qwen3-4B's vocabulary launches, without its forward. Tensors have no memory."""
     device, cache = torch.device("meta"), object.__new__(KVCache)
     with device, torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        state, endings = Rows(rows, 1024, 151_936, device), Endings(STOP_IDS, None, device)
+        state, endings = Rows(rows, 1024, 151_936, device), Endings(STOP_IDS, None, device, None)
         steps, state.has_floors = plain(endings, takes_ranges), floors
         if strings:
             strings_of(endings, 151_936)

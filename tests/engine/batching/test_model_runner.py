@@ -188,7 +188,7 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
     monkeypatch.setattr(batched.torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(batched.torch.cuda, "stream", lambda stream: nullcontext())
     plain = stepped(monkeypatch, lambda stepper: stepper, NoBlend(), (SamplingParams(),))
-    endings = Endings((3,), None, torch.device("cpu"))
+    endings = Endings((3,), None, torch.device("cpu"), None)
     graphed = stepped(monkeypatch, lambda stepper: batched.GraphedSteps(Recorded(stepper), endings), NoBlend(),
                       (SamplingParams(),))
     for tag, path in plain.items():
@@ -244,7 +244,7 @@ class Runner:
     grid = None
 
 
-ENDINGS = Endings([1], None, torch.device("cpu"))
+ENDINGS = Endings([1], None, torch.device("cpu"), None)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
 
-STOPS, PROMPT, HORIZON, SLOTS = Endings([7], None, torch.device("cpu")), 3, 9, 4
+STOPS, PROMPT, HORIZON, SLOTS = Endings([7], None, torch.device("cpu"), None), 3, 9, 4
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_stop_string_ends_a_row_and_its_state_follows_the_tokens(state):
     """Token 4 is "a" and token 6 is "b". Row 1 begins after an "a"; what comes after its end changes nothing."""
     texts = TokenTexts(tuple(b"c" if token not in (4, 6) else b"ab"[token // 6:][:1] for token in range(10)), {})
     strings = StopStrings(["aab"], texts)
-    endings = Endings([7], strings, torch.device("cpu"))
+    endings = Endings([7], strings, torch.device("cpu"), None)
     draw = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0))
     nothing, a, aa = (endings.begin(draw, np.array(tokens, np.int64)) for tokens in ([], [4], [4, 4]))
     state.matched[:3] = torch.tensor([nothing, a, nothing])

@@ -99,10 +99,3 @@ def test_penalties_in_draws_from_the_draft_go_token_by_token(qwen3):
     for tag, done in plain.items():
         same(mixed[tag].result, done.result)
         assert (mixed[tag].cost.tokens_drafted > 0) == (tag % 2 == 0)
-
-
-def test_two_drafters_are_refused(qwen3):
-    parts = LanguageModel(qwen3, stop_ids=STOPS)
-    with pytest.raises(ValueError, match="given two drafters"):
-        BatchedEngine(parts, BLENDS["none"], 2, 40, Options(), None, match().speculation(drafter("dflash", parts, qwen3)),
-                      drafter("dflash", parts, qwen3))
