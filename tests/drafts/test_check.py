@@ -55,7 +55,7 @@ def test_the_command_calls_a_healthy_pair_healthy_and_writes_what_it_measured(dr
         ("rows one later", "rows one earlier", "layers [2, 3, 4, 5, 6]", "layers [0, 1, 2, 3, 4]"), False)
 
 
-def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
+def test_a_block_is_drafted_again_as_the_engine_has_it_also_in_a_layout_that_is_moved_back(tmp_path):
     config = composed(tmp_path, *BASE, "dataset.limit=3", "draft=tiny", "draft.block_size=4")
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
@@ -64,6 +64,11 @@ def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
     assert agreement == 1.0
     assert max(max(walk.gained) for walk in walks) == 4
     assert trials[0].base_tau == Ratio.of([walk.gained for walk in walks]).tau().known
+    path = plants.planted(tmp_path / "moved", "tiny_draft",
+                          lambda values: plants.from_anchor(values) or values.update(block_size=4))
+    moved = composed(tmp_path, *BASE, "draft=tiny_dspark", f"draft.path={path}").draft.load(model)
+    earlier = check.redrafted(moved, walks)[1][1]
+    assert (earlier.change.name, earlier.tau.known) == ("rows one earlier", trials[0].base_tau)
 
 
 @pytest.mark.parametrize("name", quick(PLANTS, "layers one too low"))
