@@ -17,8 +17,6 @@ from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.eagle3 import FAMILY, Eagle3
 from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft
 from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 from dflash_mcmc.errors import UserError
@@ -27,12 +25,8 @@ from tests.cases import quick
 from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored
 from tests.engine.batching.test_batched import (
     BLENDS,
-    HORIZON,
-    PROMPTS,
     SAMPLERS,
-    STOPS,
     all_same,
-    chains,
     power_smc,
     run_batched,
 )
@@ -96,17 +90,12 @@ def network() -> Eagle3:
         return checkpoint.load(stored(made(), Path(folder)), None, "cpu", FAMILY)
 
 
-LENGTH = max(map(len, PROMPTS)) + HORIZON
 NUM_DRAFTED = 3
 
 
-def run(model, sampler, decoder=None, blend="none", slots=8, order=None, uses_draft=False, **options):
-    parts = LanguageModel(model, stop_ids=STOPS)
-    drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
-    engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
-                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
-    todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
-    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+def run(model, sampler, decoder=None, blend="none", **more):
+    return run_batched(model, SAMPLERS[sampler] if isinstance(sampler, str) else sampler, BLENDS[blend], decoder=decoder,
+                       draft=lambda parts: EagleDrafter(network(), parts, NUM_DRAFTED), **more)
 
 
 @pytest.mark.parametrize("name", quick(SAMPLERS, "power_mh_early"))

@@ -165,13 +165,9 @@ def other(rows: int = 70) -> torch.nn.Module:
 LENGTH = max(map(len, PROMPTS)) + HORIZON
 
 
-def run(model, draft, sampler, decoder=MATCH, blend="none", slots=8, order=None, uses_draft=False, **options):
-    parts = LanguageModel(model, stop_ids=STOPS)
-    drafter = ModelDrafter(LanguageModel(draft), 3)
-    engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
-                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
-    todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
-    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+def run(model, draft, sampler, decoder=MATCH, blend="none", **more):
+    return run_batched(model, SAMPLERS[sampler] if isinstance(sampler, str) else sampler, BLENDS[blend], decoder=decoder,
+                       draft=lambda parts: ModelDrafter(LanguageModel(draft), 3), **more)
 
 
 @pytest.fixture(scope="module")

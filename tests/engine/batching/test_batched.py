@@ -110,9 +110,12 @@ def chains(sampler):
         yield index, sampler.chain(prompt, HORIZON, Key(7).fold_in(index))
 
 
-def run_batched(model, sampler, blend, slots=8, order=None, **options):
+def run_batched(model, sampler, blend, slots=8, order=None, decoder=None, draft=None, uses_draft=False, **options):
+    """The finished chains of a sampler by tag. `draft` makes the drafter for the parts of the model."""
     parts = LanguageModel(model, stop_ids=STOPS)
-    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options))
+    made = None if draft is None else draft(parts)
+    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
+                           decoder.speculation(made) if decoder else None, made if uses_draft else None)
     todo = list(chains(sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 

@@ -26,7 +26,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.cases import quick
 from tests.engine.api.test_law import p_value
-from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
+from tests.engine.batching.test_batched import BLENDS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
 from tests.engine.speculative.slotwise_drafts import random_network, shape_of
 from tests.targets import queries_do_not_depend_on_the_others, random_model, rows_do_not_depend_on_the_batch
 
@@ -66,11 +66,7 @@ def reject(temperature=None, verification="token", trace=False) -> SpeculativeRe
 
 
 def run(model, sampler, blend, decoder, draft, slots=8, order=None, **options):
-    parts = LanguageModel(model, stop_ids=STOPS)
-    engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                           decoder.speculation(drafter(draft, parts, model)))
-    todo = list(chains(sampler))
-    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+    return run_batched(model, sampler, blend, slots, order, decoder, lambda parts: drafter(draft, parts, model), **options)
 
 
 DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dflash2", "self", "ngram")
