@@ -195,7 +195,6 @@ def test_runs_with_a_checkpoint(make_config, tmp_path):
     (["sampler=draft_mh"], r"a draft with all tokens of the target with sampler=draft_mh, or sampler.proposal=mixture"),
     (["sampler=power_smc", "sampler.proposal=draft"], r"with sampler.proposal=draft, or sampler.proposal=target"),
     (["blend=draft"], r"draft: given 'eagle3'; allowed: .*with blend=draft"),
-    (["probe=rejection_sampling", "probe.laws=draft"], r"draft: given 'eagle3'; allowed: a draft with a checkpoint"),
     (["engine=vllm", "decoder=speculative_match"], r"decoder: given 'speculative_match'; allowed: plain with engine=vllm"),
 ])
 def test_what_is_refused(make_config, tmp_path, given, line):

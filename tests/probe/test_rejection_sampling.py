@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from shutil import copytree
 
 import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.__main__ import main
-from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
-from dflash_mcmc.probe.rejection_sampling import samplers as of_probe
 from dflash_mcmc.probe.rejection_sampling.samplers import samplers_by_name, verdict
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests.composing import composed
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
-OF_A_DRAFT = ("experiment=rejection_sampling", "draft=tiny_dspark", "probe.laws=draft")
 SAMPLERS = list(samplers_by_name())
 RIGHT = ("speculative_rejection", "speculative_match")
 
@@ -120,61 +111,3 @@ def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     assert all(name in ("version", "seed", "probe") or name.startswith("probe.") for name in found)
     assert identity_of(replace(config, probe=replace(config.probe, num_draws=500))) == found
     assert identity_of(replace(config, probe=replace(config.probe, temperature=1.0))) != found
-
-
-def test_a_draft_counts_where_the_laws_are_its_own(tmp_path):
-    none, other, asked = (identity_of(composed(tmp_path, "experiment=rejection_sampling", *values)) for values in (
-        (), ("draft=tiny_dspark",), ("draft=tiny_dspark", "probe.laws=draft")))
-    assert none == other
-    assert not any(name.startswith("draft.") for name in none)
-    assert any(name.startswith("draft.") for name in asked)
-
-
-@pytest.mark.parametrize("draft", ["none", "ngram"])
-def test_the_laws_of_a_draft_need_a_checkpoint(draft):
-    values = ["experiment=rejection_sampling", "probe.laws=draft", f"draft={draft}"]
-    command_is_refused(values, "allowed: a draft", start="draft: ")
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, capsys):
-    config = composed(tmp_path, *OF_A_DRAFT, "dataset.limit=1",
-                      "probe.num_draws=2000", "probe.chunk_size=1000")
-    (problem,) = config.dataset.problems()
-    prompt = build.prompts(config, config.model.load("cpu"), [problem])[problem.id]
-    config.assumed.prompt_length = len(prompt)
-    tokens, read = [], of_probe.sequences.read
-    monkeypatch.setattr(of_probe.sequences, "read", lambda model, given, *rest: (tokens.append(given.numel()),
-                                                                              read(model, given, *rest))[1])
-    config.probe.summarise(config, measured(config.probe, config))
-    cost = config.probe.expected_cost(config)
-    assert cost.token_forwards * config.probe.num_units(config) == pytest.approx(sum(tokens))
-    assert sum(tokens) > 2 * 512 * len(prompt)
-    with pytest.raises(SystemExit, match="0"):
-        main([*OF_A_DRAFT, "dry_run=true"])
-    told = capsys.readouterr().out
-    assert "it evaluates no model" not in told
-    assert "assumed: prompts of " in told
-
-
-@pytest.mark.slow
-def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
-    """The prompt leaves one position less than a block takes, of a model with few positions: the laws read it 512 times."""
-    folder = copytree(PACKAGE / "assets/tiny", tmp_path / "short")
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 64}))
-    config = composed(tmp_path, *OF_A_DRAFT, f"model.path={folder}")
-    room = 64 - config.draft.load(config.model.load("cpu")).num_drafted
-    for length in (room, room + 1):
-        monkeypatch.setattr(build, "encoded", lambda *_, length=length: {"arith-000": np.full(length, 5)})
-        if length == room:
-            measured(replace(config.probe, num_draws=100, chunk_size=100), config)
-    with pytest.raises(UserError, match=rf"dataset: .*; allowed: a shorter prompt, or .* .*takes {room + 1} of"):
-        measured(config.probe, config)
-
-
-def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
-    config = composed(tmp_path, *OF_A_DRAFT)
-    monkeypatch.setattr(of_probe, "_LARGEST_VOCABULARY", 511)
-    with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
-        measured(config.probe, config)

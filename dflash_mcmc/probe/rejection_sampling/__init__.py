@@ -2,22 +2,21 @@
 
 The probe repeats the table of a pull request that fixed such a fault, to verify the most likely token of a draft as if it had
 been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax"): "max_dev_correct=0.0018 max_dev_biased=0.1426
-(N=50000)". A sampler is a decoder, or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair of tokens.
+(N=50000)". A sampler is a decoder, or a decoder with a fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
@@ -35,18 +34,12 @@ _AGREEMENT = 0.8
 @register("probe", "rejection_sampling")
 @dataclass(slots=True, kw_only=True)
 class RejectionSampling(Probe):
-    """Deviation of speculative samplers from the target's distribution, with synthetic logits or with those of a draft.
+    """Deviation of speculative samplers from the target's distribution, with synthetic logits.
 
     The logits of target and draft are normally distributed. Each sampler drafts one token and applies the engine's own rule.
     The faults that need a history and `greedy_walk` are left out: `probe=sampled_verify` measures them.
-
-    With `laws=draft` the logits are those of a draft and its target after the first problem's prompt. Each sampler drafts the
-    first two tokens of a block, and the law of both is compared with the target's. Two further faults are rejection with the
-    marginal law of the second token as q (`marginal_q`), and with the logits before the correction (`base_logits_q`).
     """
 
-    laws: Literal["synthetic", "draft"] = identity(
-        "synthetic", "where the laws come from: synthetic, or draft for the chosen draft and target")
     vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2, le=1_000_000)
     temperature: float = identity(0.8, "temperature of target and draft", gt=0)
     chunk_size: int = identity(500, "draws of each sampler in one record; a killed run loses at most one record", ge=1,
@@ -60,56 +53,37 @@ class RejectionSampling(Probe):
     def check(self, config: Settings) -> None:
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
-        if self.laws == "draft" and not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
-            raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
-
-    @property
-    def needs_draft(self) -> bool:  # type: ignore[override]  # only some values of `laws` need one
-        """Whether the laws are those of a draft."""
-        return self.laws == "draft"
 
     def sources(self) -> tuple[str, ...]:
-        """See `Probe.sources`. With laws=draft the records depend on target, draft and prompt."""
-        return ("probe", "model", "draft", "dataset") if self.laws == "draft" else ("probe",)
+        """See `Probe.sources`. The records depend on no model, draft or prompt."""
+        return ("probe",)
 
     def units(self, config: Settings) -> list[Unit]:
         return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
-    def expected_cost(self, config: Settings) -> UnitCost | None:
-        """Nothing with synthetic laws; None if the model's configuration is not here.
-
-        With laws=draft both laws are read twice: the prompt, and the prompt before each token of the vocabulary.
-        """
-        if self.laws != "draft":
-            return UnitCost(0.0)
-        if (shape := config.model.shape("cpu")) is None:
-            return None
-        prompt, each = config.assumed.prompt_length, 2.0 / self.num_units(config)
-        return UnitCost(each * (prompt + shape.vocab_size * (prompt + 1)), each)
+    def expected_cost(self, config: Settings) -> UnitCost:
+        """Nothing: no model is read."""
+        return UnitCost(0.0)
 
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Counts, for each sampler and chunk of draws, how often each cell is drawn and how many drafts are accepted."""
+        """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
         from dflash_mcmc.probe.rejection_sampling import samplers
 
         key, size = Key(config.seed).fold_in("rejection_sampling"), self.chunk_size
-        drawn = (samplers.PairDraws(samplers.tables(config, self.temperature, work.device), self.temperature, key)
-                 if self.laws == "draft" else samplers.TokenDraws(self.logits(), self.temperature, key, work.device))
+        drawn = samplers.TokenDraws(self.logits(), self.temperature, key, work.device)
         for unit in work:
             counts, accepted = {}, {}
             for name in drawn.samplers:
-                cells, accepted[name] = drawn.draw(name, unit.chain * size, (unit.chain + 1) * size)
-                counts[name] = cells.bincount(minlength=drawn.num_cells).tolist()
+                tokens, accepted[name] = drawn.draw(name, unit.chain * size, (unit.chain + 1) * size)
+                counts[name] = tokens.bincount(minlength=self.vocab_size).tolist()
             yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The table of samplers, a row per token, and the largest deviation after each chunk."""
-        from dflash_mcmc.probe.rejection_sampling import samplers
-
-        of = (frequencies(records, *samplers.cells(config, self.temperature)) if self.laws == "draft" else
-              frequencies(records, *self.both_laws()))
+        of = frequencies(records, *self.both_laws())
         shown = np.sort(np.argsort(-of["p"], kind="stable")[:_SHOWN])
         return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows({**of, "sampler": sampler} for sampler in of["samplers"])},
-                       {"tokens": TOKENS.rows({**of, "cell": cell} for cell in shown),
+                       {"tokens": TOKENS.rows({**of, "token": token} for token in shown),
                         "course": COURSE.rows({**of, "record": number} for number in range(len(records)))})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
@@ -176,20 +150,20 @@ class RejectionSampling(Probe):
 _LEAST_EXPECTED = 5.0
 """Smallest expected count of a chi-square cell; rarer tokens share one cell."""
 _SHOWN = 24
-"""Cells in the table of tokens: those with the largest p."""
+"""Tokens in their table: those with the largest p."""
 
 
-def frequencies(records: list[dict], p: np.ndarray, q: np.ndarray, name: Callable[[int], object] = int) -> dict[str, Any]:
+def frequencies(records: list[dict], p: np.ndarray, q: np.ndarray) -> dict[str, Any]:
     """The draws of all samplers.
 
-    Keys: `p` and `q`, probabilities of the cells under target and draft, float64 (cells,), with their `name`; the number of
-    `draws` up to each record, and the standard `error` of the frequency that varies most after them; by sampler the `counts`
-    of the cells up to each record, the `deviation` of their frequencies from p, its `largest` size, and the `accepted` drafts.
+    Keys: `p` and `q`, probabilities of the tokens under target and draft, float64 (vocab_size,); the number of `draws` up to
+    each record, and the standard `error` of the frequency that varies most after them; by sampler the `counts` of the tokens
+    up to each record, the `deviation` of their frequencies from p, its `largest` size, and the `accepted` drafts.
     """
     draws, samplers = np.cumsum([record["draws"] for record in records]), list(records[0]["accepted"])
     counts = {sampler: np.cumsum([record["counts"][sampler] for record in records], axis=0) for sampler in samplers}
     deviation = {sampler: each / draws[:, None] - p for sampler, each in counts.items()}
-    return {"p": p, "q": q, "name": name, "draws": draws, "error": np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws),
+    return {"p": p, "q": q, "draws": draws, "error": np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws),
             "counts": counts, "deviation": deviation, "samplers": samplers,
             "largest": {sampler: np.abs(each).max(axis=1) for sampler, each in deviation.items()},
             "accepted": {sampler: sum(record["accepted"][sampler] for record in records) for sampler in samplers}}
@@ -198,7 +172,7 @@ def frequencies(records: list[dict], p: np.ndarray, q: np.ndarray, name: Callabl
 SAMPLERS = Table("samplers", (  # of the frequencies and the name of a `sampler`
     ("decoder", "rule that verifies the draft", lambda of: of["sampler"].partition(" ")[0]),
     ("fault", "mistake in it; empty for the correct rule", lambda of: of["sampler"].partition(" ")[2] or None),
-    ("max_deviation", "largest distance of a cell's frequency from its probability p",
+    ("max_deviation", "largest distance of a token's frequency from its probability p",
      lambda of: float(of["largest"][of["sampler"]][-1])),
     ("standard_error", "standard error of the frequency that varies most", lambda of: float(of["error"][-1])),
     ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
@@ -211,13 +185,12 @@ SAMPLERS = Table("samplers", (  # of the frequencies and the name of a `sampler`
      lambda of: of["accepted"][of["sampler"]] / int(of["draws"][-1])),
     ("draws", "draws of the sampler", lambda of: int(of["draws"][-1])),
 ))
-TOKENS = Table("tokens", (  # of the frequencies and the number of a `cell`
-    ("token", "number of a token, or the text of a pair of tokens; the cells with the largest p",
-     lambda of: of["name"](of["cell"])),
-    ("p", "its probability under the target", lambda of: float(of["p"][of["cell"]])),
-    ("q", "its probability under the draft", lambda of: float(of["q"][of["cell"]])),
+TOKENS = Table("tokens", (  # of the frequencies and the number of a `token`
+    ("token", "number of a token; those with the largest p", lambda of: int(of["token"])),
+    ("p", "its probability under the target", lambda of: float(of["p"][of["token"]])),
+    ("q", "its probability under the draft", lambda of: float(of["q"][of["token"]])),
     Each(lambda of: of["samplers"], (("{sampler}", "frequency among the sampler's draws minus p",
-                                      lambda of, sampler: float(of["deviation"][sampler][-1, of["cell"]])),)),
+                                      lambda of, sampler: float(of["deviation"][sampler][-1, of["token"]])),)),
 ))
 COURSE = Table("course", (  # of the frequencies and the number of a `record`
     ("draws", "draws up to here", lambda of: int(of["draws"][of["record"]])),
@@ -227,7 +200,7 @@ COURSE = Table("course", (  # of the frequencies and the number of a `record`
 ))
 VALUES = Table("values", (
     ("num_draws", "draws of each sampler", lambda of: int(of["draws"][-1])),
-    ("overlap", "sum of min(p, q) over the cells: with laws=synthetic the share of drafts that rejection sampling accepts",
+    ("overlap", "sum of min(p, q) over the tokens: the share of drafts that rejection sampling accepts",
      lambda of: float(np.minimum(of["p"], of["q"]).sum())),
     Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of["samplers"]}, (
         ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: float(of["largest"][sampler][-1])),)),
