@@ -142,9 +142,9 @@ def assumptions(config: Settings) -> list[str]:
 
 
 def lengths(config: Settings) -> str:
-    """The line about the lengths."""
+    """The line about the lengths, which are assumed, or counted and then taken as assumptions."""
     assumed, horizon = config.assumed, config.dataset.max_new_tokens
-    return (f"assumed: prompts of {assumed.prompt_length:.0f} tokens, answers of {_answer_length(config):.0f} "
+    return (f"lengths: prompts of {assumed.prompt_length:.0f} tokens, answers of {_answer_length(config):.0f} "
             f"(assumed.answer_length={assumed.answer_length:g} of dataset.max_new_tokens={horizon})")
 
 
@@ -176,6 +176,6 @@ def _proposed(config: Settings, cost: ExpectedCost) -> float:
 def rate(config: Settings) -> str:
     """The line about the rate that the hours are computed with."""
     if measured := config.hardware.tokens_per_second:
-        return f"hours: at hardware.tokens_per_second={measured:g}"
+        return f"hours: at {measured:g} token-forwards a second (hardware.tokens_per_second)"
     return ("hours: unknown, since none of the newest runs in paths.outputs is of this model, draft and engine and was "
             "finished by this machine; hardware.tokens_per_second sets the rate")

@@ -1,9 +1,10 @@
 """Mathematics that samplers share: decisions, stages, cuts, early rejection, expected costs, and the weights of particles.
 
-A suffix may start at the places of a grid, or more often where the model becomes uncertain (arXiv 2605.30327). H_t is the
-entropy of p before token t, and s_t = max(0, H_t - H_{t-1})^power with H_{-1} = 0. A state x is then cut at token m with
-probability s_m / S(x), where S(x) sums s_t over its tokens. If no jump is positive, every place is equally likely. As
-H_{-1} = 0, the first token has a positive jump unless the model is certain of it. So a chain can reach every sequence.
+A suffix starts at any token (`UniformCuts`), more often where the target finds a token unlikely (`ConfidenceCuts`), or more
+often where it becomes uncertain (`EntropyCuts`, arXiv 2605.30327). For the last, H_t is the entropy of p before token t, and
+s_t = max(0, H_t - H_{t-1})^power with H_{-1} = 0. A state x is then cut at token m with probability s_m / S(x), where S(x)
+sums s_t over its tokens. If no jump is positive, every place is equally likely. As H_{-1} = 0, the first token has a positive
+jump unless the model is certain of it. So a chain can reach every sequence.
 
 Early rejection abandons a proposal once it cannot be accepted any more (Solonen et al. 2012).
 
@@ -126,6 +127,18 @@ def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], trace: Seque
                        sum(step.decision == "abandon" for step in steps), trace=tuple(trace))
 
 
+class CutBound(NamedTuple):
+    """An upper bound for g, the log ratio of the cut's probabilities, over all proposals from a cut.
+
+    Attributes:
+        most: the bound in nats; with a `length`, log(length / tokens of the proposal so far) is added to it.
+        length: the tokens of the state, where the bound falls as a proposal grows; None where it does not.
+    """
+
+    most: float
+    length: int | None = None
+
+
 class UniformCuts:
     """Every place of the state is equally likely."""
 
@@ -137,9 +150,9 @@ class UniformCuts:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         return math.log(path.length / proposal.length)
 
-    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g: see `EntropyCuts.bound`. A proposal of n tokens has n places."""
-        return 0.0, path.length
+    def bound(self, path: Trajectory, cut: int) -> CutBound:
+        """The bound for early rejection: g is log(|x| / |y|), since a proposal of n tokens has n places."""
+        return CutBound(0.0, path.length)
 
 
 class EntropyCuts(NamedTuple):
@@ -159,16 +172,15 @@ class EntropyCuts(NamedTuple):
         there, back = (cut_probabilities(state, self.power)[cut] for state in (path, proposal))
         return math.log(back / there) if back > 0.0 else -math.inf
 
-    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g of every proposal from `cut`, in nats, for early rejection.
+    def bound(self, path: Trajectory, cut: int) -> CutBound:
+        """The bound for early rejection. S(y) is at least the sum of the jumps up to the cut, which state and y share.
 
-        S(y) is at least the sum of the jumps up to the cut, which state and y share. Without a positive jump in the state g is
-        at most log(|x| / |y|): the bound is then 0, and |x| is returned with it, since log(|x| / |y|) has to be added.
+        Without a positive jump in the state g is at most log(|x| / |y|).
         """
         jumps = entropy_jumps(path, self.power)
         if jumps.sum() > 0.0:
-            return math.log(jumps.sum() / jumps[: cut + 1].sum()), None
-        return 0.0, path.length
+            return CutBound(math.log(jumps.sum() / jumps[: cut + 1].sum()))
+        return CutBound(0.0, path.length)
 
 
 class ConfidenceCuts(NamedTuple):
@@ -195,10 +207,10 @@ class ConfidenceCuts(NamedTuple):
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         return self.log_share(proposal, cut) - self.log_share(path, cut)
 
-    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g: see `EntropyCuts.bound`. A proposal of one token after the cut, of probability 0, has it."""
+    def bound(self, path: Trajectory, cut: int) -> CutBound:
+        """The bound for early rejection. A proposal of one token after the cut, of probability 0, has it."""
         most = math.log(self.floor + 1.0) - math.log(self.places(path)[:cut].sum() + self.floor + 1.0)
-        return most - self.log_share(path, cut), None
+        return CutBound(most - self.log_share(path, cut))
 
 
 class Move(NamedTuple):
@@ -233,8 +245,9 @@ class Move(NamedTuple):
 
     def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor:
         """The threshold for abandoning a proposal from `cut` on: the early rejection of Solonen et al. 2012, for sequences."""
-        most, length = self.cuts.bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
-        return Floor(log_uniform, self.alpha, path.weight(self.alpha, cut) - most, length,
+        # y is accepted if log u < W(y) - W(x) + g. With the largest g, what is rejected early would be rejected in the end.
+        bound = self.cuts.bound(path, cut)
+        return Floor(log_uniform, self.alpha, path.weight(self.alpha, cut) - bound.most, bound.length,
                      ROUNDING * self.alpha * (horizon - cut))
 
     def decide(self, path: Trajectory, proposal: Trajectory, horizon: int, cut: int, log_uniform: float,

@@ -126,7 +126,10 @@ class _Loop:
             self._look()
 
     def _begun(self, claimed: Iterable[SampleKey]) -> Iterator[SampleKey]:
-        """Marks each task as begun when the worker has room for it. Ends when a stop is requested."""
+        """Marks each task as begun when the worker has room for it. Ends when a stop is requested.
+
+        The engine pulls: each task is locked by `RunStore.take` when its chain is, one at a time.
+        """
         for key in claimed:
             if stopping.requested():
                 return

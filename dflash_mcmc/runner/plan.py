@@ -293,7 +293,7 @@ def table(command: Command) -> str:
         if config.hardware.tokens_per_second is None and like is not None:
             hardware: Any = config.hardware
             config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=like.rate))
-            rates.append(f"hours: the rate is that of {like.folder}, which this machine has finished")
+            rates.append(f"hours: this rate is that of {like.folder}, which this machine has finished")
         tasks = tasks_of(config)
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(job.lengths.share))
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.

@@ -270,7 +270,7 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
     counted = cells(told(capsys, "experiment=demo", "condition=temp", "num_chains=3"))["temp"]
     assert int(counted[1]) < 110
     assert "counted with the model's tokenizer: the mean length of prompts" not in text
-    assert "hours: at hardware.tokens_per_second=1000" in text
+    assert "hours: at 1000 token-forwards a second (hardware.tokens_per_second)" in text
     text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "assumed.prompt_length=100")
     assert cells(text) == {"temp": ["192", "110", "21082", "-"]}
     assert "hours: unknown" in text

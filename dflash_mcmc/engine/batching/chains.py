@@ -213,7 +213,7 @@ class Slot:
         self.clock = self.reading_clock = 0.0
 
     @property
-    def place(self) -> int:
+    def row_number(self) -> int:
         """The number of its row. Raises ValueError without one."""
         if self.row is None:
             raise ValueError("this slot has no row")
@@ -295,7 +295,7 @@ class SlotMemory:
         `prompt_forwards` says how much of its cost that is (`Cost.together`).
         """
         self.reserve(len(prompt))
-        length = self.prompts.copy(prompt, self.cache, slot.place)
+        length = self.prompts.copy(prompt, self.cache, slot.row_number)
         slot.contents.hold(prompt[:length])
         part = slot.chain.parts[0]
         part.charge_reading(0, length, self._options.prefill_chunk)
@@ -335,7 +335,7 @@ class SlotMemory:
         """Copies the positions up to `length` that a slot lacks from its leader's row."""
         start = slot.contents.filled
         if start < length:
-            self.cache.fork(leader.place, slot.place, start, length)
+            self.cache.fork(leader.row_number, slot.row_number, start, length)
 
     def move_out(self, slot: Slot) -> None:
         """Moves a slot's keys and values out of its row, to the host's memory. The slot then has no row."""
@@ -354,8 +354,8 @@ class SlotMemory:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         slots, self._unread = self._unread, []
         working = [slot for slot in slots if slot.row is not None and slot.part is not None]
-        self.runner.replay(self.cache, [slot.place for slot in working], [slot.contents.filled for slot in working])
-        spans = [Span(slot.place, slot.part.base.sequence, slot.contents.filled, len(slot.contents.held),
+        self.runner.replay(self.cache, [slot.row_number for slot in working], [slot.contents.filled for slot in working])
+        spans = [Span(slot.row_number, slot.part.base.sequence, slot.contents.filled, len(slot.contents.held),
                       slot.part.base.prompt) for slot in working
                  if slot.part is not None and slot.contents.filled < len(slot.contents.held)]
         for slot in slots:
@@ -473,7 +473,7 @@ class ChainPool(ABC):
             if self._meter.now() >= over:
                 return
 
-    def rest(self) -> None:
+    def wait_outside(self) -> None:
         """Waits for the work of a chain, a turn's time at most, if all chains wait for some."""
         if self.paused and all(chain.waits for chain in self.paused):
             wait([chain.work for chain in self.paused if chain.work is not None], TURN_SECONDS, FIRST_COMPLETED)

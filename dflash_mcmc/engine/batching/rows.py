@@ -72,6 +72,10 @@ class Start(NamedTuple):
     matched: int = 0
     noise: np.ndarray | None = None
 
+    def whole(self) -> tuple[int, ...]:
+        """The whole numbers of the row: position, last, origin, status, rounds, fed, blocks, kept and matched (`Rows`)."""
+        return self.first - 1, self.last, self.origin, Status.LIVE, 0, 0, 0, 0, self.matched
+
 
 class RowProgress(NamedTuple):
     """A copy on the host of the first rows of some attributes of `Rows`, each int64 (rows,)."""
@@ -149,7 +153,7 @@ class Rows:
         self._whole = torch.zeros(9, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
         (self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept,
-         self.matched) = self._whole
+         self.matched) = self._whole  # the order of `Start.whole` and of `progress`
         self.work = self._whole[4:6]  # rounds and fed, which a step of one token increases together
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # results of idle rows are written to this position
@@ -160,12 +164,9 @@ class Rows:
 
     def begin(self, starts: Sequence[Start]) -> None:
         """Prepares rows for draws, with one transfer for each kind of value."""
-        whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
-                 [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.matched for s in starts],
-                 [s.fed for s in starts]]
-        packed = torch.tensor(whole, dtype=torch.int64, device=self.device)
-        rows, fed = packed[0], packed[-1]
-        self._whole[:, rows] = packed[1:-1]
+        packed = torch.tensor([[s.row, s.fed, *s.whole()] for s in starts], dtype=torch.int64, device=self.device).T
+        rows, fed = packed[:2]
+        self._whole[:, rows] = packed[2:]
         self._real[:, rows] = torch.tensor([s.limit for s in starts], dtype=torch.float64, device=self.device).T
         self.tokens[rows, self.position[rows]] = fed
         counts = [len(s.uniforms) for s in starts]
@@ -218,8 +219,8 @@ class Rows:
 
     def progress(self, num_rows: int) -> RowProgress:
         """Progress of the first rows. Waits for the device."""
-        position, _, _, status, *counts, _ = self._whole[:, :num_rows].cpu().numpy().copy()
-        return RowProgress(position, status, *counts)
+        position, _, _, status, rounds, fed, blocks, kept, _ = self._whole[:, :num_rows].cpu().numpy().copy()
+        return RowProgress(position, status, rounds, fed, blocks, kept)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[DrawnTokens]:
         """The tokens at positions `start` to `stop - 1` of rows, for each (row, start, stop), with one transfer."""

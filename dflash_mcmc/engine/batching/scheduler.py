@@ -81,7 +81,7 @@ class Scheduler(ChainPool):
     def fill(self) -> list[Finished]:
         """Gives all rows work, as far as there is work. Returns the chains that have ended."""
         if not self.running:
-            self.rest()
+            self.wait_outside()
         self.resume()
         while self._begin_more() or self._carry_out_scores():
             pass
@@ -93,12 +93,12 @@ class Scheduler(ChainPool):
         parted = np.flatnonzero(progress.status == Status.DIVERGED).tolist()
         ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.DIVERGED)).tolist()
         if not (ended or parted):
-            arrived = self._free_rows() and self._chain_waits()
+            arrived = self._free_rows() and self._take_ahead()  # a chain may have come where the source had none before
             return self.fill() if self.paused or arrived or self._finished else []
         draws = [(row, slot, slot.part) for row in ended if (slot := self.running[row]).part is not None]
         spans = [(row, part.base.sequence_length, int(progress.position[row]) + 1) for row, _, part in draws]
         read = self._loop.rows.read(spans) if spans else []
-        self._part(parted, progress.position)  # first, because it copies keys of rows whose draws may have ended
+        self._diverge(parted, progress.position)  # first, because it copies keys of rows whose draws may have ended
         for (row, slot, part), drawn in reversed(list(zip(draws, read, strict=True))):
             if slot.part is None:  # another operation of the chain has failed
                 continue
@@ -121,12 +121,15 @@ class Scheduler(ChainPool):
             self._finished.append(Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED))
         return self.fill()
 
-    def _chain_waits(self) -> bool:
-        """Whether a chain waits. Where none does, the next ones are taken, and their prompts are read together."""
+    def _take_ahead(self) -> bool:
+        """Takes the next chains and reads their prompts together, if none is ahead. Returns whether one is ahead then.
+
+        A source that is pulled locks the task of a chain, and runs its generator to its first request.
+        """
         if not self._ahead and self.more:
             while len(self._ahead) < self._memory.prompts.num_rows and (entry := self._next()) is not None:
                 self._ahead.append(entry)
-            if self._ahead or not self.more:
+            if self._ahead or not self.more:  # at the end of the source, what was read for the last ones is forgotten
                 self._read_ahead()
         return bool(self._ahead)
 
@@ -149,7 +152,7 @@ class Scheduler(ChainPool):
 
     def _admit(self) -> bool:
         """Begins the next chain that waits. Returns whether there was one."""
-        if not self._chain_waits():
+        if not self._take_ahead():
             return False
         entry = self._ahead.popleft()
         chain = LiveChain(entry.tag, entry.generator, len(self._runner.beside))
@@ -227,7 +230,7 @@ class Scheduler(ChainPool):
 
     def _draw(self, slot: Slot, draw: Draw, base: Trajectory) -> None:
         """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
-        row, rows, sequence, origin = slot.place, self._loop.rows, base.sequence, len(base.prompt)
+        row, rows, sequence, origin = slot.row_number, self._loop.rows, base.sequence, len(base.prompt)
         if self._runner.second:
             self._runner.second.begin(row, base.prompt)
         self._memory.reserve(len(sequence))
@@ -284,7 +287,7 @@ class Scheduler(ChainPool):
             assert isinstance(score, Score)
             sequence = np.concatenate([score.trajectory.sequence, np.asarray(score.tokens, np.int64)])
             first, last = score.trajectory.sequence_length - 1, len(sequence) - 1  # a token is scored by the logits before it
-            asked.append((Span(slot.place, sequence, first, last, score.trajectory.prompt), score))
+            asked.append((Span(slot.row_number, sequence, first, last, score.trajectory.prompt), score))
             slot.work.charge(target_forwards=len(list(chunks(first, last, self._options.prefill_chunk))))
             self._memory.reserve(len(sequence))
             self._memory.fill(slot)
@@ -311,7 +314,7 @@ class Scheduler(ChainPool):
             elif not slot.chain.ended:
                 self._fail(slot.chain, NOT_NUMBERS)
 
-    def _part(self, parted: Sequence[int], positions: np.ndarray) -> None:
+    def _diverge(self, parted: Sequence[int], positions: np.ndarray) -> None:
         """Continues draws of rows that have parted from their leaders. Draws that still agree share forwards again.
 
         Keys and values of a row before its position are those of its leader.
@@ -377,14 +380,14 @@ class Scheduler(ChainPool):
         for row in range(len(working), len(self._slots)):
             slot = self._slots[row]
             self._loop.drop(row, 0 if slot is None else slot.contents.filled)
-        live = sorted(working, key=lambda slot: slot.place)
+        live = sorted(working, key=lambda slot: slot.row_number)
         self._loop.arrange(live, len(fed))
         return live
 
     def _bring(self, wanted: Sequence[Slot], start: int) -> None:
         """Brings slots to the rows from `start` on, in exchange for those that are there."""
         stop = start + len(wanted)
-        outside = [slot.place for slot in wanted if not start <= slot.place < stop]
+        outside = [slot.row_number for slot in wanted if not start <= slot.row_number < stop]
         gaps = [row for row in range(start, stop) if self._slots[row] not in wanted]
         for row, gap in zip(reversed(outside), gaps, strict=True):
             slots = self._slots[row], self._slots[gap]
@@ -413,23 +416,23 @@ class DecodeLoop:
         self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
         self._idle = np.zeros(rows.num_rows, np.int64)  # the position at which each row is idle, or -1
-        self.groups: tuple[Group, ...] = ()
+        self.groups: tuple[Group, ...] | None = None  # laws of the rows; None where they are not known
         self._num_fed = 0
         self._riders: SharedForwards | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forgets all draws."""
-        self.groups, self._num_fed, self._riders = (), 0, None
+        self.groups, self._num_fed, self._riders = None, 0, None
         self.rows.idle(slice(None))
         self._idle[:] = 0
 
     def begin(self, slot: Slot, start: Start, draw: Draw) -> None:
         """Adds a draw: its row takes part from the next step on."""
         slot.start, slot.top, slot.rounds = start, start.first - 1, 0
-        self._idle[slot.place] = -1
-        if len(self.groups) != 1 or self.groups[0] != group_of(draw):
-            self.groups = ()
+        self._idle[slot.row_number] = -1
+        if self.groups is not None and (len(self.groups) > 1 or self.groups[0] != group_of(draw)):
+            self.groups = None
 
     def swap(self, a: int, b: int) -> None:
         """Exchanges two rows, whose draws continue."""
@@ -450,13 +453,13 @@ class DecodeLoop:
             num_fed: the number of slots that are fed.
         """
         self._num_fed, self._riders = num_fed, None
-        if len(self.groups) != 1:
-            self.groups = ()
+        if self.groups is not None and len(self.groups) > 1:  # a single group is that of all rows, wherever they are
+            self.groups = None
         if num_fed < len(slots):
             leader = list(range(self._batch(len(slots))))
             for row in range(num_fed, len(leader)):
                 rides = slots[row].leader if row < len(slots) else None
-                leader[row] = 0 if rides is None else rides.place
+                leader[row] = 0 if rides is None else rides.row_number
             self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
 
     def run(self, slots: Sequence[Slot]) -> tuple[RowProgress, int]:
@@ -464,10 +467,11 @@ class DecodeLoop:
 
         Returns the progress of their rows, and the steps since the last check, summed over rows.
         """
-        if starts := [slot.start._replace(row=slot.place) for slot in slots if slot.start]:
+        if starts := [slot.start._replace(row=slot.row_number) for slot in slots if slot.start]:
             self.rows.begin(starts)
         operations = [slot.work.operation for slot in slots]
-        self.groups = self.groups or _grouped(operations, self.rows.device)
+        if self.groups is None:
+            self.groups = _grouped(operations, self.rows.device)
         self.rows.has_floors = any(isinstance(each, Draw) and each.floor is not None for each in operations)
         live, fed, batch = len(slots), self._num_fed, self._batch(self._num_fed)
         before, rounds = (np.array([getattr(slot, name) for slot in slots]) for name in ("top", "rounds"))
