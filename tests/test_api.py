@@ -75,6 +75,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
         assert list(sample.trace) == record["trace"]
 
 
+@pytest.mark.slow
 def test_a_list_gives_what_a_file_of_rows_gives(loaded, tmp_path):
     rows = "".join(json.dumps({"problem": question, "answer": "1"}) + "\n" for question in QUESTIONS)
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -441,6 +442,7 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
         dflash_mcmc.compare(done.folder.parent, done)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_that_of_the_command_line_and_has_a_report(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     common = ["dataset.limit=2", "tracker=none", "sampler.num_steps=1", "sampler.num_blocks=2"]

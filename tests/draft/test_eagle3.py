@@ -180,6 +180,7 @@ def for_tiny(folder: Path) -> Path:
 SHORT = ("dataset.limit=2", "dataset.max_new_tokens=24", "sampler=temperature")
 
 
+@pytest.mark.slow
 def test_runs_with_a_checkpoint(make_config, tmp_path):
     draft = ("draft=eagle3", f"draft.path={for_tiny(tmp_path / 'draft')}")
     plain = records_of(execute(make_config(*SHORT)).folder)

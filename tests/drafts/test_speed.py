@@ -18,6 +18,7 @@ from tests.cases import quick
 FEW = ("model=tiny", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=24", "hardware.device=cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draft", "counts"), quick(
     [("tiny", [1, 3, 7]), ("tiny_dspark", [7]), ("self", [1, 3, 4])], "tiny_dspark"))
 def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft, counts, tmp_path):

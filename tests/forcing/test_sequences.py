@@ -15,6 +15,7 @@ from dflash_mcmc.forcing.sequences import Tree, predictors
 from dflash_mcmc.probe import Unit, Work
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Problem
+from tests.cases import quick
 from tests.runs import execute
 from tests.targets import FAMILIES, random_model
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
@@ -119,7 +120,7 @@ def together(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Ten
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("length", [20, 9, 1])
+@pytest.mark.parametrize("length", quick([20, 9, 1], 9))
 @pytest.mark.parametrize("tokens", [APART, ALIKE], ids=["apart", "alike"])
 def test_each_is_read_as_if_alone(family, length, tokens, monkeypatch):
     model = LanguageModel(random_model(family))

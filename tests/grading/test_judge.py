@@ -107,6 +107,7 @@ def test_a_slow_judge_is_a_timeout(server, make_config):
     assert (found[0].verdict, found[0].reason) == ("timeout", "no complete reply in 0.1 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply", ["drip", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_run_ends_within_its_grace_whatever_the_judge_sends(server, tmp_path, reply):
     server.replies = {"ready": ["ready"], "": [reply]}

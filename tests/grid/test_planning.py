@@ -194,6 +194,7 @@ def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
     assert done.stdout.split() == [str(tmp_path / "code"), str(commit()["commit"])]
 
 
+@pytest.mark.slow
 def test_a_plugin_is_copied_with_its_entry_points(tmp_path):
     """A package and a module, of which only the package is an entry point. The original is gone when the copy is used."""
     plugin, code = tmp_path / "plugin", tmp_path / "code"

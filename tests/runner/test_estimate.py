@@ -96,6 +96,7 @@ def run_of(make_config, *overrides):
     return config, records, np.mean([record["token_forwards"] for record in records])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
     ("condition=greedy",), ("condition=temp",), pytest.param((*PS, "sampler.num_blocks=4"), marks=pytest.mark.slow),
     pytest.param((*PS, "sampler.num_blocks=4", "sampler.rule=published"), marks=pytest.mark.slow)])

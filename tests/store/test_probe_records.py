@@ -25,6 +25,7 @@ def test_what_a_record_must_have(record, fault):
     assert found == fault if fault is None else found.startswith(fault)
 
 
+@pytest.mark.slow
 def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
     config = make_config("probe=rejection_sampling", "probe.num_draws=1000", "probe.chunk_size=500")
     done = execute(config)

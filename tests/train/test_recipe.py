@@ -218,6 +218,7 @@ def test_trains_the_embedded_target(command):
     assert "model written to outputs/train/tiny-" in done.stdout
 
 
+@pytest.mark.slow
 def test_trains_a_draft(command):
     done = command("dflash_mcmc.train", "draft=tiny", *DRAFT)
     assert done.returncode == 0, done.stderr

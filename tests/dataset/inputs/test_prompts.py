@@ -105,6 +105,7 @@ def test_a_missing_prompt_is_an_error_of_one_line(make_config, overrides, messag
         first_prompt(make_config(*overrides))
 
 
+@pytest.mark.slow
 def test_the_whole_prompt_is_shown_and_nothing_is_written(command, tmp_path):
     done = command("dflash_mcmc", "show=prompt", "dataset.prompt=boxed")
     assert done.returncode == 0, done.stderr

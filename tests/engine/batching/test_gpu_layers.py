@@ -116,6 +116,7 @@ def interpreted_numbers_of_a_changed_decoder_are_refused(monkeypatch):
         gpu_layers.loop_of(model.decoder, model.cache_shape, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", quick([{"window": 3}, {"skipped": [2, 0]}, {"window": 4, "skipped": [1, 3]}],
                                        {"window": 4, "skipped": [1, 3]}))
 def interpreted_keys_that_a_token_sees_are_those_of_the_mask(seen, monkeypatch):
