@@ -29,7 +29,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -221,13 +221,12 @@ class EngineParts(NamedTuple):
     @property
     def proposer(self) -> Drafter | None:
         """The draft of the decoder, or else that of blend and sampler."""
-        return self.speculation.drafter if self.speculation else self.drafter
+        return cast("Drafter | None", self.work.drafter)
 
     @property
     def models(self) -> list[LanguageModel]:
-        """The target, a model that drafts, and a companion."""
-        drafting = self.proposer.model if isinstance(self.proposer, ModelDrafter) else None
-        return [each for each in (self.model, drafting, self.companion) if each is not None]
+        """The target, a model that drafts, and a companion, loaded."""
+        return cast("list[LanguageModel]", self.work.models)
 
     def runner(self, num_rows: int, length: int, row_step: int) -> ModelRunner:
         """The runner of caches with so many rows and positions. Raises UserError for a draft that the blend cannot mix in."""
@@ -235,7 +234,7 @@ class EngineParts(NamedTuple):
         key_step, chunk = ladder_of(model.device).key_step, work.options.prefill_chunk
         beside, drafting = (
             None if each is None else ModelRunner(each, None, work.implementation(each), length, key_step, chunk)
-            for each in (self.companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
+            for each in (self.companion, cast("LanguageModel | None", work.drafting)))
         grid = None if self.drafter is None else _grid(self.drafter, self.blend, num_rows, row_step, model.device)
         second = None if self.second is None else SecondPrompts(self.second, num_rows, model.device)
         return ModelRunner(model, self.blend, work.implementation(model), length, key_step, chunk,

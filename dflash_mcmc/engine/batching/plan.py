@@ -101,10 +101,14 @@ class Workload(NamedTuple):
     companion: LanguageModel | TargetShape | None = None
 
     @property
+    def drafting(self) -> LanguageModel | TargetShape | None:
+        """A model that drafts; None for another draft, or without one."""
+        return self.drafter.model if isinstance(self.drafter, DraftSize | ModelDrafter) else None
+
+    @property
     def models(self) -> list[LanguageModel | TargetShape]:
         """The target, a model that drafts, and a companion."""
-        drafting = self.drafter.model if isinstance(self.drafter, DraftSize | ModelDrafter) else None
-        return [self.model, *(each for each in (drafting, self.companion) if each is not None)]
+        return [self.model, *(each for each in (self.drafting, self.companion) if each is not None)]
 
     @property
     def padding(self) -> int:
