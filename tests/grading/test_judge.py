@@ -108,7 +108,7 @@ def test_a_slow_judge_is_a_timeout(server, make_config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reply", ["drip", pytest.param("wait", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reply", ["drip", "wait"])
 def test_a_run_ends_within_its_grace_whatever_the_judge_sends(server, tmp_path, reply):
     server.replies = {"ready": ["ready"], "": [reply]}
     command = ["-m", "dflash_mcmc", *settings(server, "grader.timeout_seconds=600"), "sampler=greedy", "dataset.limit=2",

@@ -13,7 +13,6 @@ from dflash_mcmc.report.build import build
 from dflash_mcmc.report.sections import overall, samples
 from dflash_mcmc.store.described import PROBLEMS, as_lines
 from tests import published
-from tests.cases import quick
 from tests.report.chromium import DARK, LIGHT, browser, look, needed
 from tests.report.folders import identity, record, write
 
@@ -62,7 +61,7 @@ def page(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), quick(itertools.product((1280, 400), (LIGHT, DARK)), (400, DARK)))
+@pytest.mark.parametrize(("width", "scheme"), itertools.product((1280, 400), (LIGHT, DARK)))
 def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     """Tables whose columns are runs or settings scroll inside themselves, others only on a narrow screen, with a hint."""
     seen = look(page.read_text(), tmp_path, LOOK, width, scheme)

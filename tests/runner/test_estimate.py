@@ -98,8 +98,8 @@ def run_of(make_config, *overrides):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
-    ("condition=greedy",), ("condition=temp",), pytest.param((*PS, "sampler.num_blocks=4"), marks=pytest.mark.slow),
-    pytest.param((*PS, "sampler.num_blocks=4", "sampler.rule=published"), marks=pytest.mark.slow)])
+    ("condition=greedy",), ("condition=temp",), (*PS, "sampler.num_blocks=4"),
+    (*PS, "sampler.num_blocks=4", "sampler.rule=published")])
 def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
     config, _, measured = run_of(make_config, *overrides)
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)

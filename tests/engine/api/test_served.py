@@ -49,7 +49,7 @@ def law_of_tiny(prompt: np.ndarray, temperature: float, top: int = TOP, horizon:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chains", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chains", [400, 10_000])
 def test_the_law_through_our_own_server(served, make_config, chains):
     """Whatever the server was started with, and with log q of a proposal as the server tells it."""
     target = dm.Api(url=served).load(make_config("model=tiny"), "cpu")

@@ -150,8 +150,7 @@ def as_they_are(qwen3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("slots", "options"), [
-    pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}),
-    *(pytest.param(*given, marks=pytest.mark.slow) for given in ((16, {"read_ahead": 1}), (8, {"skip_identical": False})))])
+    (1, {}), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 1}), (8, {"skip_identical": False})])
 def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for make in (redraws, early):

@@ -105,9 +105,8 @@ def test_greedy_by_rejection_is_plain(qwen3, plain):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "decoder", "draft"), [
     ("power_mh_early", reject(verification="block"), "self"),
-    *(pytest.param(name, *pair, marks=pytest.mark.slow) for name in ("power_mh_early", "truncated") for pair in (
-        (match(), "dflash"),
-        (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark"),
+    *((name, *pair) for name in ("power_mh_early", "truncated") for pair in (
+        (match(), "dflash"), (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark"),
         (reject(verification="block"), "dflash2")))])
 def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, name):
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)
@@ -266,9 +265,9 @@ def plain_hybrid(hybrid):
     return functools.cache(lambda name: run_batched(hybrid, SAMPLERS[name], BLENDS["none"], snapshot_every=8))
 
 
-@pytest.mark.parametrize(("name", "draft"), [
-    ("power_mh_early", "dflash"), *(pytest.param(name, draft, marks=pytest.mark.slow) for name, draft in (
-        ("temperature", "dflash"), ("power_mh_early", "self"), ("greedy", "ngram"), ("best_of_n", "dflash")))])
+@pytest.mark.parametrize(("name", "draft"), quick([
+    ("temperature", "dflash"), ("power_mh_early", "dflash"), ("power_mh_early", "self"), ("greedy", "ngram"),
+    ("best_of_n", "dflash")], ("power_mh_early", "dflash")))
 def test_match_is_plain_with_recurrent_layers(hybrid, plain_hybrid, name, draft):
     speculative = run(hybrid, SAMPLERS[name], BLENDS["none"], match(0.8), draft, snapshot_every=8)
     exact = queries_do_not_depend_on_the_others()  # a verification reads a block in one piece

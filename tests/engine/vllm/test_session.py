@@ -59,9 +59,9 @@ def test_every_sampler_is_reference(model, reference, name):
     assert not core.running
 
 
-@pytest.mark.parametrize("changes", [
-    dict(preempt_every=2, chunks=1, rows=3), *(pytest.param(changes, marks=pytest.mark.slow) for changes in (
-        dict(preempt_every=3), dict(chunks=2), dict(rows=1)))], ids=str)
+@pytest.mark.parametrize("changes", quick(
+    [dict(preempt_every=3), dict(chunks=2), dict(preempt_every=2, chunks=1, rows=3), dict(rows=1)],
+    dict(preempt_every=2, chunks=1, rows=3)), ids=str)
 @pytest.mark.parametrize("name", quick(["power_mh_early", "truncated"], "power_mh_early"))
 def test_preemption_chunks_and_the_batch_change_no_token(model, name, changes):
     core = FakeCore(model, **changes)
