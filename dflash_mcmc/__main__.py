@@ -1,7 +1,5 @@
 """The single entrypoint: `python -m dflash_mcmc`, or `dflash-mcmc`. Exit codes: `process/program.py`."""
 
-from __future__ import annotations
-
 import runpy
 import shlex
 import sys
@@ -45,13 +43,13 @@ def main(arguments: list[str]) -> None:
         _run_single(command)
 
 
-def _run_single(command: Command) -> None:
+def _run_single(command: "Command") -> None:
     tables: Tables = {}
     _run(command.jobs[0], tables)
     _print_tables(tables)
 
 
-def _run_sweep(command: Command) -> int:
+def _run_sweep(command: "Command") -> int:
     """Runs every point of a sweep. Returns the exit code."""
     from dflash_mcmc.config.sweep import report, run_jobs
     from dflash_mcmc.runner.plan import print_plan
@@ -63,7 +61,7 @@ def _run_sweep(command: Command) -> int:
     return 0 if ranks.rank() else report(outcomes)
 
 
-def _run(job: Job, tables: Tables) -> RunResult:
+def _run(job: "Job", tables: Tables) -> "RunResult":
     """Executes a job and prints its result in a line; a complete run is added to `tables`."""
     from dflash_mcmc.runner.loop import execute
 

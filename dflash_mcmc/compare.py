@@ -3,8 +3,6 @@
 Nothing imports this file: `dflash_mcmc.compare` is the function of the same name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dflash_mcmc.errors import tell

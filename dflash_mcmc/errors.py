@@ -1,7 +1,5 @@
 """Errors that the user can fix: each is one line, and shows a traceback only on request."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

@@ -1,7 +1,5 @@
 """`python -m dflash_mcmc.export RUNS... --to inspect`: runs as logs of inspect_ai, which `inspect view` shows."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

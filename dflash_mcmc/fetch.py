@@ -8,8 +8,6 @@ therefore loaded into a model of the same configuration. Nothing in the folder d
 time or on the network, so that the folder's content, and the identity of runs with it, is the same on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ Every field of every component is either `identity` (it can change an output and
 (it changes how, where or how much is computed, but no output). A test fails on a field that is neither.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

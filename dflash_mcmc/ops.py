@@ -10,8 +10,6 @@ Engines: `engine/batching/batched.py` runs many chains at once, `tests/reference
 a cache, and `engine/oracle/tabular.py` has a toy model whose random choices are enumerated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
@@ -93,7 +91,7 @@ class SamplingParams(NamedTuple):
         """Whether some tokens cannot be drawn. Penalties only change probabilities."""
         return self.temperature == 0.0 or self.function is not None or self != self.untruncated()
 
-    def untruncated(self) -> SamplingParams:
+    def untruncated(self) -> "SamplingParams":
         """The same parameters with every token kept."""
         return self._replace(**CUTS)
 
@@ -107,7 +105,7 @@ class SamplingParams(NamedTuple):
         """Whether a penalty is on. The law of a token then depends on earlier tokens directly, and not only by the logits."""
         return self.repetition_penalty != 1.0 or self.counts_tokens
 
-    def without_penalties(self) -> SamplingParams:
+    def without_penalties(self) -> "SamplingParams":
         """The same parameters with all penalties off."""
         return self._replace(repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, counts_prompt=False)
 

@@ -1,7 +1,5 @@
 """The options of the groups by the files that define them. Nothing is imported, so that help costs no time."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ One name is used in three places: `sampler=power_mh`, `dflash_mcmc/sampler/power
 `dflash_mcmc.plugins`: each entry point names a module that calls `register`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -60,14 +58,14 @@ class Component(ABC):
     needs: ClassVar[tuple[Need, ...]] = ()
     """Values of the run's parts without which the component does not work."""
 
-    def check(self, config: Settings) -> None:  # noqa: B027 - a hook: most components have no such condition
+    def check(self, config: "Settings") -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""
 
-    def resolved(self, config: Settings) -> Self:
+    def resolved(self, config: "Settings") -> Self:
         """The component with automatic values, such as null or auto, replaced by their actual values."""
         return self
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """Values that replace the component's own in the identity: effective values, and None for a field without effect."""
         return {}
 
@@ -84,7 +82,7 @@ GROUPS = ("model", "draft", "blend", "sampler", "potential", "decoder", "probe",
           "tracker")
 ROOMS = {"grader": "grading"}
 """The packages of groups whose room has another name than the group."""
-_components: dict[tuple[str, str], Registration] = {}
+_components: "dict[tuple[str, str], Registration]" = {}
 
 
 class Registration(NamedTuple):

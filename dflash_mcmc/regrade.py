@@ -5,8 +5,6 @@ the new grader has, so a run with that grader continues it. Reports and statisti
 grade in `before`. The command prints the changes.
 """
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import json

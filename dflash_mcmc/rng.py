@@ -6,8 +6,6 @@ speculation cannot change them. The generator is Philox-4x64-10 (Salmon et al. 2
 as 1, 2, 3"). Only its raw 64-bit words are used. Its specification fixes them, so they are the same in all numpy releases.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import operator
@@ -33,7 +31,7 @@ class Key:
         """16 bytes from which `Key` makes the same key again, in another process."""
         return self._digest
 
-    def fold_in(self, *parts: str | int) -> Key:
+    def fold_in(self, *parts: str | int) -> "Key":
         """An independent child key. Parts are typed (`1` and `"1"` differ) and order matters."""
         digest = self._digest
         for part in parts:
@@ -66,7 +64,7 @@ class Key:
             raise ValueError(f"integer({bound}): the bound must be at least 1")
         return int(self.uniform() * bound)
 
-    def contest(self, count: int) -> Contest:
+    def contest(self, count: int) -> "Contest":
         """A choice among `count` contestants, from uniforms number 0 to `count` - 1 of this key."""
         return Contest(-np.log(-np.log(self.uniforms(0, count))))
 

@@ -3,8 +3,6 @@
 `config.schema.Config` has all of it. None of the components knows the root or the class of another group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

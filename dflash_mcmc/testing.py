@@ -12,8 +12,6 @@ combination of choices, depth first, and multiplies probabilities. It needs no s
 idea is from genlm-control (`tests/conftest.py`, `TraceSWOR`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -78,7 +76,7 @@ class Enumerator:
             noted.clear()
         return bool(self._trail)
 
-    def uniform(self, name: tuple) -> UnknownUniform:
+    def uniform(self, name: tuple) -> "UnknownUniform":
         """The uniform of a name. It is the same object throughout a branch, and keeps what is known about its value."""
         return self._uniforms.setdefault(name, UnknownUniform(self))
 
@@ -89,7 +87,7 @@ class EnumeratedKey:
     def __init__(self, enumerator: Enumerator, name: tuple = ()):
         self._enumerator, self._name = enumerator, name
 
-    def fold_in(self, *parts: str | int) -> EnumeratedKey:
+    def fold_in(self, *parts: str | int) -> "EnumeratedKey":
         return EnumeratedKey(self._enumerator, (*self._name, *parts))
 
     def integer(self, bound: int) -> int:
@@ -100,7 +98,7 @@ class EnumeratedKey:
         self._enumerator.claim(self._name)
         return self._enumerator.choose(probabilities)
 
-    def contest(self, count: int) -> EnumeratedContest:
+    def contest(self, count: int) -> "EnumeratedContest":
         """A choice among `count` contestants."""
         self._enumerator.claim(self._name)
         return EnumeratedContest(self._enumerator)
@@ -114,11 +112,11 @@ class EnumeratedKey:
         """Raises TypeError, as `uniform`."""
         return np.array([self.uniform()])
 
-    def log_uniform(self) -> UnknownLogUniform:
+    def log_uniform(self) -> "UnknownLogUniform":
         self._enumerator.claim(self._name)
         return UnknownLogUniform(UnknownUniform(self._enumerator))
 
-    def chance(self, anchor: int, count: int) -> EnumeratedChance:
+    def chance(self, anchor: int, count: int) -> "EnumeratedChance":
         """The random numbers of a block of `count` drafted tokens after generated token number `anchor` - 1."""
         return EnumeratedChance(self._enumerator, self._name, anchor, count)
 

@@ -1,7 +1,5 @@
 """Values that the parts of the framework exchange."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +99,7 @@ class Trajectory(NamedTuple):
         """Whether no token can follow: the trajectory has ended, or has `horizon` tokens."""
         return self.ended or self.length >= horizon
 
-    def prefix(self, length: int) -> Trajectory:
+    def prefix(self, length: int) -> "Trajectory":
         """The first `length` generated tokens."""
         whole = length >= self.length
         laws, entropy, kept = (None if column is None else column[:length] for column in self[6:9])
@@ -109,7 +107,7 @@ class Trajectory(NamedTuple):
                           self.ended and whole, laws, entropy, kept, self.evidence if whole else 0.0)
 
     def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool,
-                 *columns: np.ndarray | None) -> Trajectory:
+                 *columns: np.ndarray | None) -> "Trajectory":
         """This trajectory with more tokens. Raises ValueError if earlier tokens lack a column that is given.
 
         Args:
@@ -122,7 +120,7 @@ class Trajectory(NamedTuple):
             *map(self._joined, self[6:9], columns),  # type: ignore[arg-type]  # at most three, before `evidence`
         )
 
-    def under(self, number: int) -> Trajectory:
+    def under(self, number: int) -> "Trajectory":
         """This trajectory with `log_q` and `interval` of law `number` of `laws`. Raises ValueError without laws."""
         if self.laws is None:
             raise ValueError("this trajectory has no log q under further laws")
@@ -160,7 +158,7 @@ class Trajectory(NamedTuple):
         return int(other[0]) if len(other) else self.length - start
 
     @staticmethod
-    def start(prompt: np.ndarray) -> Trajectory:
+    def start(prompt: np.ndarray) -> "Trajectory":
         """The empty trajectory after a prompt (int64 token ids)."""
         return Trajectory(np.asarray(prompt, dtype=np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0),
                           np.empty((0, 2)))

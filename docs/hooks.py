@@ -7,8 +7,6 @@
 - `about/changelog.md`, `about/contributing.md`: CHANGELOG.md and CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

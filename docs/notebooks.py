@@ -4,8 +4,6 @@ A cell's output is what it prints, the value of its last expression as text and 
 to the standard error, are not stored. `python docs/notebooks.py NAME.ipynb --to FOLDER` writes into another folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import base64

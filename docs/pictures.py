@@ -4,8 +4,6 @@ The commands run in the checkout, so that runs which are complete in outputs/ ar
 page need Chromium. `python docs/pictures.py report samples` makes two pictures.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -7,8 +7,6 @@ Each run is a process of its own, since both engines want the memory of the GPU.
 are in `outputs/check_vllm`, and a second call goes on with what is missing.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -14,8 +14,6 @@ is overwritten at the same address, so make your own additions in a copy.
 You need an account, which `wandb login` sets up, and the package wandb-workspaces (pip install -e '.[dashboard]').
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib
@@ -58,7 +56,7 @@ class Workspace(NamedTuple):
         return f"dflash_mcmc: {self.experiment or 'all experiments'}"
 
 
-def connect(entity: str | None, project: str, experiment: str | None) -> tuple[wandb.Api, Workspace]:
+def connect(entity: str | None, project: str, experiment: str | None) -> "tuple[wandb.Api, Workspace]":
     """Connects to the server. Returns the connection and the place of the runs. Never prompts. Raises UserError on failure."""
     import wandb
 
@@ -84,7 +82,7 @@ def asking() -> Iterator[None]:
         raise UserError(f"W&B: {type(error).__name__}: {_line(error)}") from error
 
 
-def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -> str:
+def make(api: "wandb.Api", place: Workspace, swept: Sequence[str], memory: Path) -> str:
     """Creates the workspace, or updates the one that `memory` remembers. Returns its address. Raises UserError.
 
     Args:
@@ -106,7 +104,7 @@ def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -
     return workspace.url
 
 
-def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
+def logged(api: "wandb.Api", place: Workspace) -> tuple[set[str], set[str]]:
     """The keys of the logged tables, and the keys of the logged figures and pages. Raises UserError if no run exists."""
     with asking():
         filters = {"group": place.experiment} if place.experiment else None
@@ -122,7 +120,7 @@ def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
     return {key for key, kind in kinds if kind == "table-file"}, {key for key, kind in kinds if kind in _MEDIA}
 
 
-def _workspace(workspace: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
+def _workspace(workspace: Workspace, memory: Path) -> "tuple[Page, dict[str, str]]":
     """(page, addresses): the page that was created before, or a new page; and all remembered addresses."""
     from wandb_workspaces.workspaces import Workspace as Page
 
@@ -136,7 +134,7 @@ def _workspace(workspace: Workspace, memory: Path) -> tuple[Page, dict[str, str]
     return Page(entity=workspace.entity, project=workspace.project, name=workspace.title), addresses
 
 
-def _preset(api: wandb.Api, entity: str) -> str | None:
+def _preset(api: "wandb.Api", entity: str) -> str | None:
     """Id of the chart with intervals, which is created if necessary. Prints a note and returns None if W&B refuses it."""
     name = preset_name()
     try:
@@ -198,7 +196,7 @@ def preset_name() -> str:
     return f"dflash-intervals-{hashlib.sha256(json.dumps(INTERVALS).encode()).hexdigest()[:8]}"
 
 
-def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], figures: Collection[str]) -> list[Section]:
+def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], figures: Collection[str]) -> "list[Section]":
     """The sections of the page from top to bottom.
 
     Args:
@@ -226,7 +224,7 @@ def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], f
     return [Section(name=name, panels=panels, is_open=True) for name, panels in named.items() if panels]
 
 
-def _intervals(chart: str) -> PanelTypes:
+def _intervals(chart: str) -> "PanelTypes":
     import wandb_workspaces.reports.v2 as wr
 
     fields = {"label": "label", "value": "accuracy", "low": "accuracy_low", "high": "accuracy_high", "n": "num_samples"}
@@ -235,14 +233,14 @@ def _intervals(chart: str) -> PanelTypes:
                                          "axis": "share of correct samples"})
 
 
-def _running() -> PanelTypes:
+def _running() -> "PanelTypes":
     import wandb_workspaces.reports.v2 as wr
 
     return wr.LinePlot(title="Accuracy during a run", x="finished", y=["running/accuracy"], range_y=(0.0, 1.0),
                        title_x="samples", title_y="share of correct samples", max_runs_to_show=MANY)
 
 
-def _sweep(swept: Sequence[str]) -> list[PanelTypes]:
+def _sweep(swept: Sequence[str]) -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
     colours = [wr.GradientPoint(color=colour, offset=100.0 * n / (len(_DARK_TO_LIGHT) - 1))
@@ -258,7 +256,7 @@ def _sweep(swept: Sequence[str]) -> list[PanelTypes]:
                      for name in swept]
 
 
-def _acceptance() -> list[PanelTypes]:
+def _acceptance() -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
     return [_bars("Proposals: accepted, and accepted with a change", ["acceptance", "moved_rate"], "share of proposals"),
@@ -267,10 +265,10 @@ def _acceptance() -> list[PanelTypes]:
                         smoothing_factor=0.8, max_runs_to_show=MANY)]
 
 
-def _cost() -> list[PanelTypes]:
+def _cost() -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
-    def against(cost: str, title: str) -> PanelTypes:
+    def against(cost: str, title: str) -> "PanelTypes":
         # The running maximum is the Pareto front: the best accuracy at this cost or less.
         return wr.ScatterPlot(title=title, x=wr.SummaryMetric(cost), y=wr.SummaryMetric("accuracy"), running_ymax=True)
 
@@ -279,25 +277,25 @@ def _cost() -> list[PanelTypes]:
             _bars("Token-forwards of the whole run", ["token_forwards"], "tokens")]
 
 
-def _bars(title: str, metrics: list[str], axis: str) -> PanelTypes:
+def _bars(title: str, metrics: list[str], axis: str) -> "PanelTypes":
     import wandb_workspaces.reports.v2 as wr
 
     return wr.BarPlot(title=title, metrics=[*metrics], title_x=axis, max_runs_to_show=MANY, max_bars_to_show=MANY)
 
 
-def _tables(keys: Sequence[str]) -> list[PanelTypes]:
+def _tables(keys: Sequence[str]) -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.WeavePanelSummaryTable(table_name=key) for key in keys]
 
 
-def _media(keys: Sequence[str]) -> list[PanelTypes]:
+def _media(keys: Sequence[str]) -> "list[PanelTypes]":
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.MediaBrowser(title=key.rpartition("/")[2].replace("_", " "), media_keys=[key]) for key in keys]
 
 
-def publish(built: Built, place: Workspace, folder: Path) -> None:
+def publish(built: "Built", place: Workspace, folder: Path) -> None:
     """Logs a written report to the report run of its experiment, and adds a new version of the report artifact.
 
     Args:
@@ -322,7 +320,7 @@ def publish(built: Built, place: Workspace, folder: Path) -> None:
         run.log_artifact(artifact)
 
 
-def _use(run: wandb.Run, name: str) -> None:
+def _use(run: "wandb.Run", name: str) -> None:
     try:
         run.use_artifact(name)
     except Exception as error:  # the record artifact does not exist; the type depends on the version of W&B's client
@@ -330,7 +328,7 @@ def _use(run: wandb.Run, name: str) -> None:
              "outputs/wandb/offline-run-*")
 
 
-def _table(path: Path) -> wandb.Table:
+def _table(path: Path) -> "wandb.Table":
     """A CSV file as a W&B table; numbers as floats, empty cells as None."""
     import wandb
 

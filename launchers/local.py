@@ -10,8 +10,6 @@ that failed and prints the table of all points. The command returns the exit cod
 this is reported and the others draw its share (`accelerate launch` would end them as well).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

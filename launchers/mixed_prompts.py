@@ -11,8 +11,6 @@ function of HumanEval, and asks for programs that solve the problems of GSM8K. `
 last two.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

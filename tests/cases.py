@@ -1,7 +1,5 @@
 """Cases of a parametrised test, of which a few are run by default and all by `make test-slow`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of small random models, with the tokenizer of the embedded model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Typed configurations of overrides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dflash_mcmc.config.command import composer

@@ -1,7 +1,5 @@
 """Shared fixtures. No test uses a network, and every run writes below a temporary folder."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -18,8 +18,6 @@ A limit of size has a little air above where the layout stands; one of kind has 
 none of circles, recurring classes and attributes born late.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Imports inside functions and imports for types count. `pyproject.toml` has the order of the rooms.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path

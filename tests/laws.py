@@ -1,7 +1,5 @@
 """Laws on the tabular model, computed from their definitions. They share no code with the modules that they check."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -8,8 +8,6 @@ process for their scope. The module guard compares the process around a module i
 fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module.
 """
 
-from __future__ import annotations
-
 import os
 import random  # noqa: TID251  (its state is compared here, nothing is drawn from it)
 import signal

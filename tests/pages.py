@@ -1,7 +1,5 @@
 """The README and the pages of docs/: their blocks of code, and the commands in them with what each needs."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

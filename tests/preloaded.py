@@ -6,8 +6,6 @@ program as JSON, its standard output, its standard error, and a pipe. The proces
 at its end the exit code.
 """
 
-from __future__ import annotations
-
 import array
 import atexit
 import contextlib

@@ -1,7 +1,5 @@
 """Helpers for tests of probes: configurations with changed values, and records with and without a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

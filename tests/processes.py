@@ -11,8 +11,6 @@ of the process group), exit code, and end of the interpreter. Processes that a p
 process. Use subprocess for tests of the imports themselves, or of the memory that they take.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -108,7 +106,7 @@ class Program:
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> "Program":
         return self
 
     def __exit__(self, *_) -> None:

@@ -5,8 +5,6 @@ Six conditions on 104 problems reproduce tables 4.1 (accuracy, tokens, times, ac
 rules, not at random.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 NUM_PROBLEMS, NUM_EASY = 104, 74

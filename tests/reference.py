@@ -4,8 +4,6 @@ It ignores the fields of a draw that save work (`along`, `floor`). It shares onl
 is computed from two head products, and `exact_law` applies sampling parameters in float64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks of errors: one line that contains the given value and the allowed ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

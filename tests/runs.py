@@ -1,7 +1,5 @@
 """Runs of the embedded model, in this process or in a program of their own, and what they have recorded."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server in a thread of the test's process."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Self

@@ -1,7 +1,5 @@
 """Exact laws of speculative decoding on the tabular engine."""
 
-from __future__ import annotations
-
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams

@@ -1,7 +1,5 @@
 """Small random models of several families, and a reference engine for them, for tests of the engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

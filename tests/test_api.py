@@ -1,7 +1,5 @@
 """`import dflash_mcmc as dm`: the tokens of the command line, values of conf/, errors of one line, light to import."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -3,8 +3,6 @@
 A third of the commands is composed by default, and the first ones of the README are run. The slow tests do both for all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import html

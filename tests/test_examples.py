@@ -1,7 +1,5 @@
 """docs/examples: the cells of each notebook run in order, and each script runs as a program."""
 
-from __future__ import annotations
-
 import json
 import re
 

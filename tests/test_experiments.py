@@ -1,7 +1,5 @@
 """Experiments of `conf/experiment`: the settings of publications."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 

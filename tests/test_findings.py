@@ -1,7 +1,5 @@
 """The tables of docs/findings, computed again from the stored records by the standard library alone."""
 
-from __future__ import annotations
-
 import json
 import math
 import operator

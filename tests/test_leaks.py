@@ -1,7 +1,5 @@
 """The guard of tests/leaks.py names every test that leaves the process changed, and no other one."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Names and imports: a component has a file and a test; components do not import each other; help is light."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

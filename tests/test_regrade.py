@@ -1,7 +1,5 @@
 """`python -m dflash_mcmc.regrade`: new grades for recorded texts, written as a new run; the old run is not changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Keys: equal parts give equal numbers, different parts give independent numbers, and any slice can be computed directly."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Components that a Python program chooses: by the name of an option, or as objects; a loaded model."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -123,13 +121,13 @@ def _written(value: Any) -> str:
 class LoadedModel(Model):
     """The component of the group `model` for a model that is loaded already."""
 
-    target: LanguageModel
+    target: "LanguageModel"
     chat: bool
 
     def num_layers(self) -> int:
         return len(self.target.layers)
 
-    def load(self, device: str) -> LanguageModel:
+    def load(self, device: str) -> "LanguageModel":
         return self.target
 
     def tokenizer(self) -> Any:

@@ -1,7 +1,5 @@
 """Prompts from Python: texts, conversations, or token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs from Python: made as on the command line, read as tables, and compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -81,7 +79,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
                         "dry_run and show are for the command line")
     results = list[RunResult]()
 
-    def executed(job: Job) -> RunResult:
+    def executed(job: "Job") -> RunResult:
         results.append(execute(job))
         return results[-1]
 
@@ -115,8 +113,8 @@ def write_report(*folders: Folder, baseline: str | None = None, out: str | Path 
     return built.page
 
 
-def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, str],
-          grader: Grader | str = "math") -> list[Grade]:
+def grade(answers: "Sequence[Sample | str]", golds: Sequence[str] | Mapping[str, str],
+          grader: "Grader | str" = "math") -> list[Grade]:
     """The verdict of each answer, by the rules of a run.
 
     Args:
@@ -143,7 +141,7 @@ def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, s
     return [grades[index] for index in range(len(answers))]
 
 
-def read(*folders: Folder) -> pd.DataFrame:
+def read(*folders: Folder) -> "pd.DataFrame":
     """The records of runs as a table of pandas, a row for each record.
 
     The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. Each setting in
@@ -192,7 +190,7 @@ def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[s
         yield {**record, **nothing, **({"question": problem["question"]} if problem else {})}
 
 
-def compare(*logs: Folder, score: str | None = None) -> pd.DataFrame:
+def compare(*logs: Folder, score: str | None = None) -> "pd.DataFrame":
     """Compares logs with the first of them, problem by problem, as `python -m dflash_mcmc.compare` does.
 
     A row for each log, whose columns are `report.comparison.COLUMNS`. The test is the exact McNemar test, or a permutation

@@ -1,7 +1,5 @@
 """Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -64,8 +62,8 @@ class LoadedEngine:
     """
 
     @known_only
-    def __init__(self, model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None = None, *,
-                 engine: Engine | str | None = None, hardware: Hardware | str | None = None, chat: bool = True):
+    def __init__(self, model: "PreTrainedModel | str | Path | Model", tokenizer: "PreTrainedTokenizerBase | None" = None, *,
+                 engine: "Engine | str | None" = None, hardware: "Hardware | str | None" = None, chat: bool = True):
         self._config: Config | None = configuration({"engine": engine, "hardware": hardware}, {})
         with named_by_argument():
             self._config.model = model_of(model, tokenizer, chat)
@@ -75,10 +73,10 @@ class LoadedEngine:
         self._loading = threading.Lock()
 
     @known_only
-    def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
-               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
+    def sample(self, prompts: "Prompts", *, sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None,
+               decoder: "Decoder | str | None" = None, draft: "Draft | str | None" = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
-               progress: bool = True) -> SampleList:
+               progress: bool = True) -> "SampleList":
         """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
         finished: list[Sample] = []
         with closing(self.stream(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
@@ -91,10 +89,10 @@ class LoadedEngine:
         return SampleList(sorted(finished, key=lambda drawn: (drawn.prompt, drawn.chain)))
 
     @known_only
-    def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
-               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
+    def stream(self, prompts: "Prompts", *, sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None,
+               decoder: "Decoder | str | None" = None, draft: "Draft | str | None" = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
-               progress: bool = False) -> Generator[Sample, None, None]:
+               progress: bool = False) -> "Generator[Sample, None, None]":
         """Yields each sample when its chain ends; see `sample` for the arguments. They are checked at once.
 
         Other calls with the same model wait until the stream has ended or is closed.
@@ -114,8 +112,8 @@ class LoadedEngine:
             config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
             return checked(config)
 
-    def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
-               too_long: Mapping[str, TooLong], progress: bool) -> Generator[Sample, None, None]:
+    def _drawn(self, config: Config, target: "ChainTarget", names: list[str], token_ids: Mapping[str, np.ndarray],
+               too_long: "Mapping[str, TooLong]", progress: bool) -> "Generator[Sample, None, None]":
         """Yields the samples of prompts that are too long first, which are empty.
 
         Args:
@@ -132,8 +130,8 @@ class LoadedEngine:
             for done, model in running:
                 yield of_chain(done, names, token_ids, model)
 
-    def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
-             progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
+    def _run(self, config: Config, target: "ChainTarget", chains: "Iterable[tuple[Any, Chain]]", longest: int, total: int,
+             progress: bool) -> "Generator[tuple[Finished[Any], ChainTarget], None, None]":
         """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
         evaluated = nullcontext() if self._loaded is None else evaluating(self._loaded)
         with turn_of(config.engine.resource(target)).taken(nests=False), evaluated:
@@ -172,11 +170,11 @@ class LoadedEngine:
 
 
 @known_only
-def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None, prompts: Prompts, *,
-           sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
-           draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,
+def sample(model: "PreTrainedModel | str | Path | Model", tokenizer: "PreTrainedTokenizerBase | None", prompts: "Prompts", *,
+           sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None, decoder: "Decoder | str | None" = None,
+           draft: "Draft | str | None" = None, engine: "Engine | str | None" = None, hardware: "Hardware | str | None" = None,
            num_chains: int = 1, max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0, chat: bool = True,
-           progress: bool = True) -> SampleList:
+           progress: bool = True) -> "SampleList":
     """Draws `num_chains` samples of each prompt, all chains in one batch.
 
     The same seed and prompt ids give the tokens of the command line. The prompts of a list have the ids "00000", "00001",
@@ -258,14 +256,14 @@ class Sample(NamedTuple):
 class SampleList(list[Sample]):
     """Samples in order. A notebook shows them as a table."""
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self) -> "pd.DataFrame":
         """A table with a row for each sample and a column for each field; the fields of `cost` are columns of their own."""
         import pandas as pd
 
         rows = [{**one._asdict(), **one.cost._asdict()} for one in self]
         return pd.DataFrame(rows).drop(columns="cost", errors="ignore")
 
-    def to_hf_dataset(self) -> datasets.Dataset:
+    def to_hf_dataset(self) -> "datasets.Dataset":
         """The same table as a dataset of Hugging Face."""
         import datasets
 
@@ -280,8 +278,8 @@ class SampleList(list[Sample]):
         return str(tabulate(rows, headers, tablefmt="html", disable_numparse=True))
 
 
-def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
-             target: ChainTarget) -> Sample:
+def of_chain(done: "Finished[tuple[int, int]]", names: list[str], token_ids: Mapping[str, np.ndarray],
+             target: "ChainTarget") -> Sample:
     """The sample of a chain that has ended.
 
     Args:

@@ -1,7 +1,5 @@
 """Blends: changes of the target's last hidden state before its head, or of its logits."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,18 +34,18 @@ class Blend(Component, Unblended):
     has_prompts: ClassVar[bool] = False
     """Whether that model is the target itself, under the prompts of `second_prompts`."""
 
-    def companion(self, target: LanguageModel) -> LanguageModel | None:
+    def companion(self, target: "LanguageModel") -> "LanguageModel | None":
         """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
         return None
 
-    def companion_shape(self, target: TargetShape) -> TargetShape | None:
+    def companion_shape(self, target: "TargetShape") -> "TargetShape | None":
         """What is known of that model without loading it; None without one, or before its download. Raises UserError.
 
         Weights that it shares with the target are not counted.
         """
         return None
 
-    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+    def second_prompts(self, config: "Settings", model: "ChainTarget | PromptEncoder", problems: "Sequence[Problem]",
                        prompts: Mapping[str, np.ndarray]) -> Mapping[bytes, np.ndarray]:
         """The companion's prompts by the bytes of the target's; empty if it reads the same. Raises UserError.
 
@@ -56,7 +54,7 @@ class Blend(Component, Unblended):
         """
         return MappingProxyType({})
 
-    def check_model(self, model: Model) -> None:
+    def check_model(self, model: "Model") -> None:
         """Checks, without loading weights, that the companion fits a target. Raises UserError."""
 
     def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden | None:
@@ -94,7 +92,7 @@ class LogitsBlend(Blend):
     alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
                                 "0 = all tokens", ge=0, le=1)
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""
         sampler = config.sampler
         draws = "sampler" in config.probe.sources()

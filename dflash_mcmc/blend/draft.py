@@ -1,7 +1,5 @@
 """Draft blend: mixes a share of the draft's logits into the target's, on a block grid that depends only on the sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

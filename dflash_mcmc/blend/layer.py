@@ -1,7 +1,5 @@
 """Layer blend: mixes a share of the logits of one or several intermediate layers into the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,13 +42,13 @@ class LayerBlend(Blend):
         "layer", "layer = the layer's hidden state; random = the same state turned by a fixed random rotation, a control with "
         "equal norm")
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that the layer exists, where the model's configuration is available. Raises ConfigError."""
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """The layer as a number from 0. Layers -3 and 33 of 36 therefore have the same identity."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layer": self.tapped_layers(num_layers)[0]}
@@ -89,7 +87,7 @@ def _rotation(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def _rotation_on(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotation_on(size: int, device: str) -> "tuple[torch.Tensor, torch.Tensor]":
     """The same on a device. They are kept, because a CUDA graph cannot copy from the host."""
     import torch  # the tabular engine needs none
 

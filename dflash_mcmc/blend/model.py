@@ -1,7 +1,5 @@
 """Model blend: mixes a share of another causal language model's logits into the target's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,12 +26,12 @@ class ModelBlend(ModelBeside, LogitsBlend):
     presets = ("contrastive",)
     needs_companion = True
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         ModelBeside.check(self, config)
         LogitsBlend.check(self, config)
 
-    def companion(self, target: LanguageModel) -> LanguageModel:
+    def companion(self, target: "LanguageModel") -> "LanguageModel":
         return self.load_beside(target)
 
-    def companion_shape(self, target: TargetShape) -> TargetShape | None:
+    def companion_shape(self, target: "TargetShape") -> "TargetShape | None":
         return self.shape_beside(target.device.type)

@@ -1,7 +1,5 @@
 """No blend: the target is the model itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prompt blend: mixes a share of the target's logits under another prompt into those under the problem's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,17 +41,17 @@ class PromptBlend(LogitsBlend):
 
     needs_companion = has_prompts = True
 
-    def companion(self, target: LanguageModel) -> LanguageModel:
+    def companion(self, target: "LanguageModel") -> "LanguageModel":
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""
         if target.recurrent_nets or not target.masks.plain:
             raise ConfigError("blend", "prompt", "another blend for a model with recurrent layers, windows or chunks")
         return target
 
-    def companion_shape(self, target: TargetShape) -> TargetShape:
+    def companion_shape(self, target: "TargetShape") -> "TargetShape":
         """That of the target, whose weights are there already."""
         return target._replace(num_parameters=0, head_copy=False)
 
-    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+    def second_prompts(self, config: "Settings", model: "ChainTarget | PromptEncoder", problems: "Sequence[Problem]",
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
         second_of: dict[bytes, tuple[str, np.ndarray]] = {}
@@ -74,7 +72,7 @@ class PromptBlend(LogitsBlend):
                                   f"same second one (problems {name} and {problem.id} differ only in the second)")
         return {first: second for first, (_, second) in second_of.items()}
 
-    def _text(self, problem: Problem) -> str:
+    def _text(self, problem: "Problem") -> str:
         """The second prompt of a problem. Raises ConfigError if the dataset gives none for {second}."""
         if self.prompt is not None and _SECOND in self.prompt and problem.second is None:
             raise ConfigError("blend.prompt", self.prompt, "a text without {second}, or a dataset with "

@@ -1,7 +1,5 @@
 """Builds the parts that draw the samples of a configured run: prompts, the engine, and the chain of each sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType

@@ -4,8 +4,6 @@
 the cost of a unit. Values that depend on the model are assumed and can be configured: `assumed.*`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,13 +25,13 @@ class CostEstimate(NamedTuple):
     draft_blocks: float | None = 0.0
     """Forwards of the draft, each for a block, over all samples. Those of a speculative decoder are not counted."""
 
-    def of_share(self, share: float) -> CostEstimate:
+    def of_share(self, share: float) -> "CostEstimate":
         """The cost if only this share of the samples is drawn."""
         return self if share == 1.0 else CostEstimate(round(self.num_samples * share), *(
             None if value is None else value * share for value in (self.token_forwards, self.hours, self.draft_blocks)))
 
     @staticmethod
-    def total(estimates: Sequence[CostEstimate]) -> CostEstimate:
+    def total(estimates: "Sequence[CostEstimate]") -> "CostEstimate":
         """The sums; None if a part is None."""
         return CostEstimate(sum(one.num_samples for one in estimates), _sum([one.token_forwards for one in estimates]),
                             _sum([one.hours for one in estimates]), _sum([one.draft_blocks for one in estimates]))

@@ -1,7 +1,5 @@
 """Turns a command line into its jobs. Every mistake is one line and is reported before anything is loaded or written."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

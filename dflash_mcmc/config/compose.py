@@ -3,8 +3,6 @@
 A field cannot change which files are composed. A sweep over fields alone, such as alpha by beta, is therefore composed once.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

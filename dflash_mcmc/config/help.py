@@ -3,8 +3,6 @@
 Imports neither Hydra nor the components but for the fields of a group, so that help costs no time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import typing

@@ -6,8 +6,6 @@ the identity. A configuration in memory and the same one in `config.yaml` have t
 writes every label of a point: of a bar, a grid's row, a table's row, a report and a listing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The fields of `hydra/launcher=slurm`: the resources of a grid's jobs, and how they handle time limits and failures."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class Slurm:
         values = {name: getattr(self, name) for name in names}
         return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
-    def with_groups(self, num_devices: int) -> Slurm:
+    def with_groups(self, num_devices: int) -> "Slurm":
         """The fields where each process uses so many GPUs together. Raises ConfigError if the job has too few of them."""
         if not self.gpus or num_devices == 1:
             return self

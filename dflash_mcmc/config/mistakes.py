@@ -1,7 +1,5 @@
 """One line for each mistake in a command line: the field, what was given, and what is allowed."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field

@@ -1,7 +1,5 @@
 """The words of a command line: flags, the text of overrides, and quotes for texts that Hydra's grammar cannot read."""
 
-from __future__ import annotations
-
 import re
 from argparse import Namespace
 from collections.abc import Sequence

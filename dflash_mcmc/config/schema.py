@@ -1,7 +1,5 @@
 """The typed configuration of a run, its checks, and the job with it. Nothing here touches a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -90,18 +88,18 @@ class Config:
     show: Literal["prompt"] | None = runtime(
         None, "prompt = print the whole text that the model receives for the first problem; load no weights and write nothing")
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
-    model: Model = MISSING
-    draft: Draft = MISSING
-    blend: Blend = MISSING
-    sampler: Sampler = MISSING
-    potential: Potential = MISSING
-    decoder: Decoder = MISSING
-    probe: Probe = MISSING
-    dataset: Dataset = MISSING
-    grader: Grader = MISSING
-    hardware: Hardware = MISSING
-    engine: Engine = MISSING
-    tracker: Tracker = MISSING
+    model: "Model" = MISSING
+    draft: "Draft" = MISSING
+    blend: "Blend" = MISSING
+    sampler: "Sampler" = MISSING
+    potential: "Potential" = MISSING
+    decoder: "Decoder" = MISSING
+    probe: "Probe" = MISSING
+    dataset: "Dataset" = MISSING
+    grader: "Grader" = MISSING
+    hardware: "Hardware" = MISSING
+    engine: "Engine" = MISSING
+    tracker: "Tracker" = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def aggregates(self) -> list[str]:
@@ -130,7 +128,7 @@ class Job(NamedTuple):
     """Names of the fields and groups that the command line sets and that do not apply to this job."""
     title: str = ""
     """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""
-    prompts: Mapping[str, np.ndarray] = MappingProxyType({})
+    prompts: "Mapping[str, np.ndarray]" = MappingProxyType({})
     """Token ids of prompts by the ids of their problems, as far as the checks of the command have encoded them."""
     lengths: Lengths = Lengths()
     """What the checks of the command have counted of the problems."""

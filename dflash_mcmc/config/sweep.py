@@ -4,8 +4,6 @@ A job leaves out what does not apply to its point: a field that the point's opti
 not use. Points that do the same share a job. A field or a group that applies to no point is an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

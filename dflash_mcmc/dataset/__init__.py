@@ -5,8 +5,6 @@ A list of problems has checks, a hash of its content, and what a run requests of
 Stop strings are checked here, before any model is loaded. `engine/batching/stop_strings.py` finds them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -192,7 +190,7 @@ class Dataset(Component):
         wanted = set(self.ids)
         return [problem for problem in problems if problem.id in wanted][:self.limit]
 
-    def resolved(self, config: Settings) -> Dataset:
+    def resolved(self, config: Settings) -> "Dataset":
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
         return dataclasses.replace(self, prompt=conversations.template_of(self.prompt, self.prompt_file),
                                    fewshot_seed=self.fewshot_seed if self.fewshot else 0)

@@ -1,7 +1,5 @@
 """AIME 2025: the 30 problems of the American Invitational Mathematics Examination I and II of that year."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub

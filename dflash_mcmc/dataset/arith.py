@@ -7,8 +7,6 @@ given without any work. For a small model some of these ways are much more relia
 a solution is sampled: p^alpha weighs whole solutions, and a low temperature weighs only the next token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Its licence allows evaluation only, so no row is part of this repository. A lang
 (grader=judge). Without a judge, the dataset is for probes that teacher-force the target's own answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ class ClBench(FromFile):
                               f"probe={name_of(config.probe)}: the rubrics of clbench need a judge model, grader={able}")
         super().check(config)
 
-    def resolved(self, config: Settings) -> ClBench:
+    def resolved(self, config: Settings) -> "ClBench":
         """The dataset with rubrics as gold answers if the run is graded."""
         return dataclasses.replace(cast(ClBench, super().resolved(config)), rubrics="grader" in groups_of(config))
 

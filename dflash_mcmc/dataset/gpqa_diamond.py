@@ -1,7 +1,5 @@
 """GPQA-diamond: 198 multiple-choice questions of graduate level (Rein et al. 2023, arXiv 2311.12022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.dataset import is_text

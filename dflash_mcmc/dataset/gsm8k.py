@@ -1,7 +1,5 @@
 """GSM8K: 1,319 grade-school word problems (Cobbe et al. 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub

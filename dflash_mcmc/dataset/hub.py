@@ -1,7 +1,5 @@
 """`dataset=hub`: any dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

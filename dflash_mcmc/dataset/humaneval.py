@@ -1,7 +1,5 @@
 """HumanEval: 164 Python functions to complete, each with its tests (Chen et al. 2021, arXiv 2107.03374)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`dataset=jsonl`: any JSON Lines file of questions and gold answers; the configuration names the fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.dataset.inputs.sources import NamedFields

@@ -1,7 +1,5 @@
 """MATH-500: the 500 test problems of OpenAI's PRM800K split of MATH (Hendrycks et al. 2021, Lightman et al. 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub

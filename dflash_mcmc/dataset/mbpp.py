@@ -1,7 +1,5 @@
 """MBPP: 500 short Python programs to write, each with three tests (Austin et al. 2021, arXiv 2108.07732)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Decoders: how draws are carried out, token by token or block by block with a draft."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +26,7 @@ class Decoder(Component):
     group = "decoder"
 
     @abstractmethod
-    def speculation(self, drafter: Drafter | None) -> Speculation | None:
+    def speculation(self, drafter: "Drafter | None") -> "Speculation | None":
         """The rule by which an engine verifies drafted blocks; None for decoding token by token."""
 
     def keeps_tokens(self) -> bool:
@@ -52,7 +50,7 @@ class SpeculativeDecoder(Decoder):
         @property
         def fault(self) -> str | None: ...
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks the draft's temperature and the fault, which needs experiment=faults and a setting in which it has an effect.
 
         Raises ConfigError.
@@ -73,7 +71,7 @@ class SpeculativeDecoder(Decoder):
             raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1 (or another "
                               "penalty)")
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """Leaves out the draft temperature if no draft token is sampled, because it then has no effect."""
         idle = not config.draft.has_density or config.sampler.is_deterministic
         return {"draft_temperature": None} if idle else {}

@@ -1,7 +1,5 @@
 """Decoding token by token, with one forward of the target for each token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,6 @@ class Plain(Decoder):
 
     is_null = True
 
-    def speculation(self, drafter: Drafter | None) -> None:
+    def speculation(self, drafter: "Drafter | None") -> None:
         """Returns None, because nothing is drafted."""
         return None

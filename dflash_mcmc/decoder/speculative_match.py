@@ -1,7 +1,5 @@
 """Sample and match: the target draws every token, and the draft decides how many draws one forward yields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +33,7 @@ class SpeculativeMatch(SpeculativeDecoder):
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1)
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that a fault changes something and that a window belongs to `finite_window`. Raises ConfigError."""
         super().check(config)
         if (self.fault == "finite_window") != (self.fault_window is not None):
@@ -45,7 +43,7 @@ class SpeculativeMatch(SpeculativeDecoder):
     def keeps_tokens(self) -> bool:
         return self.fault is None
 
-    def speculation(self, drafter: Drafter | None) -> Speculation:
+    def speculation(self, drafter: "Drafter | None") -> "Speculation":
         from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.rules import Speculation
 

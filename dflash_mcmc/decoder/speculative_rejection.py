@@ -1,7 +1,5 @@
 """Speculative sampling by rejection: drafted tokens are kept with probability min(1, p / q)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,14 +33,14 @@ class SpeculativeRejection(SpeculativeDecoder):
                     "block_residual"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that a fault is run in experiment=faults and with the rule that has it. Raises ConfigError."""
         super().check(config)
         needed = "block" if self.fault == "block_residual" else "token"
         if self.fault is not None and self.verification != needed:
             raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")
 
-    def speculation(self, drafter: Drafter | None) -> Speculation:
+    def speculation(self, drafter: "Drafter | None") -> "Speculation":
         from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.rules import Fault, Speculation
 

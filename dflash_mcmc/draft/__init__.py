@@ -1,7 +1,5 @@
 """Drafts: components that propose tokens. Each loads a drafter of `engine/speculative/drafter.py`."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from abc import abstractmethod
@@ -44,20 +42,20 @@ class Draft(Component):
         return 0
 
     @abstractmethod
-    def load(self, target: LanguageModel) -> Drafter | None:
+    def load(self, target: "LanguageModel") -> "Drafter | None":
         """The drafter on the target's device; None for no draft. Raises UserError if draft and target do not fit."""
 
-    def check_target(self, target: TargetShape) -> None:
+    def check_target(self, target: "TargetShape") -> None:
         """Checks, without loading weights, that the draft fits a target. Raises UserError."""
 
-    def check_model(self, model: Model) -> None:
+    def check_model(self, model: "Model") -> None:
         """Checks, without loading weights, that tokens mean the same to draft and target. Raises UserError."""
 
     def reduces(self) -> bool:
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
 
-    def size(self) -> DraftSize | None:
+    def size(self) -> "DraftSize | None":
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
 
@@ -79,7 +77,7 @@ class CheckpointDraft(Draft):
     example: ClassVar[str]
     """A hub name, for errors."""
 
-    def family(self) -> Family:
+    def family(self) -> "Family":
         """The kind of network: `FAMILY` of the file in `draft/network` with the draft's name."""
         return importlib.import_module(f"dflash_mcmc.draft.network.{name_of(self)}").FAMILY
 
@@ -87,13 +85,13 @@ class CheckpointDraft(Draft):
         """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
         return shape.num_drafted
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
             self.block_tokens(self._shape(self._checkpoint().folder))
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """The fields as the identity has them: null and auto are replaced by their actual values.
 
         `revision` is null, because the identity has the hash of the content.
@@ -107,7 +105,7 @@ class CheckpointDraft(Draft):
         """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
-    def check_target(self, target: TargetShape) -> None:
+    def check_target(self, target: "TargetShape") -> None:
         """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
         from dflash_mcmc.draft.network.checkpoint import check_pair, check_tensors
 
@@ -122,7 +120,7 @@ class CheckpointDraft(Draft):
         if self._checkpoint().folder.is_dir():  # a cache may hold the configuration alone
             check_tensors(folder, self.family())
 
-    def size(self) -> DraftSize | None:
+    def size(self) -> "DraftSize | None":
         """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
         import torch
 
@@ -144,7 +142,7 @@ class CheckpointDraft(Draft):
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
 
-    def load(self, target: LanguageModel) -> Drafter | None:
+    def load(self, target: "LanguageModel") -> "Drafter | None":
         from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)
@@ -156,7 +154,7 @@ class CheckpointDraft(Draft):
         record = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training")
         return record if isinstance(record, dict) else {}
 
-    def network(self, target: LanguageModel) -> Any:
+    def network(self, target: "LanguageModel") -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
 
         On a CPU its linear layers are replaced (`linear.py`), and have no gradients.
@@ -182,7 +180,7 @@ class CheckpointDraft(Draft):
 
 
 @lru_cache(maxsize=1)
-def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
+def _network(folder: str, dtype: str, device: str, family: "Family") -> Any:
     import torch
 
     from dflash_mcmc.draft.network import checkpoint
@@ -193,7 +191,7 @@ def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
     return network
 
 
-def check_source(config: Settings, user: str, instead: str = "") -> None:
+def check_source(config: "Settings", user: str, instead: str = "") -> None:
     """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError.
 
     Args:
@@ -207,7 +205,7 @@ def check_source(config: Settings, user: str, instead: str = "") -> None:
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which draws whole blocks from the draft")
 
 
-def check_features(config: Settings, user: str) -> None:
+def check_features(config: "Settings", user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
     if config.draft.reduces():
         raise ConfigError("draft", name_of(config.draft), f"a draft with all tokens of the target with {user}")
@@ -217,7 +215,7 @@ def check_features(config: Settings, user: str) -> None:
                           "forward on the target's features")
 
 
-def load_feature_drafter(config: Settings, target: LanguageModel) -> DFlashDrafter:
+def load_feature_drafter(config: "Settings", target: "LanguageModel") -> "DFlashDrafter":
     """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
     drafter = cast("DFlashDrafter", config.draft.load(target))
     check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before

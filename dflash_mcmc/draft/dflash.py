@@ -1,7 +1,5 @@
 """A DFlash checkpoint: a small network that reads the target's features and proposes a block of tokens in one forward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ class DFlashDraft(CheckpointDraft):
     example = "z-lab/Qwen3-4B-DFlash-b16"
     reads_features = is_source = True
 
-    def family(self) -> Family:
+    def family(self) -> "Family":
         from dflash_mcmc.draft.network.checkpoint import DFLASH
 
         return DFLASH
@@ -44,11 +42,11 @@ class DFlashDraft(CheckpointDraft):
                               f"2 to {shape.block_size} (the draft was trained for {shape.block_size})")
         return (self.block_size or shape.block_size) - 1
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         values, folder = super().canonical(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 
-    def load(self, target: LanguageModel) -> DFlashDrafter:
+    def load(self, target: "LanguageModel") -> "DFlashDrafter":
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         network = self.network(target)

@@ -1,7 +1,5 @@
 """A DFlash 2 checkpoint: a DFlash network with short convolutions, and a selector that rescores the best tokens of a slot."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.draft import CheckpointDraft

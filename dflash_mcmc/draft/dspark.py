@@ -1,7 +1,5 @@
 """A DSpark checkpoint: a DFlash network whose slots are corrected by the token before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.draft import CheckpointDraft

@@ -1,7 +1,5 @@
 """An EAGLE-3 checkpoint: one decoder layer that drafts token by token from the target's features and its own states."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ class Eagle3Draft(CheckpointDraft):
     def block_tokens(self, shape: Any) -> int:
         return self.num_drafted
 
-    def size(self) -> DraftSize | None:
+    def size(self) -> "DraftSize | None":
         """See `CheckpointDraft.size`. The draft's cache holds its features too."""
         from dflash_mcmc.engine.speculative.drafter import entry_shape
 
@@ -41,7 +39,7 @@ class Eagle3Draft(CheckpointDraft):
             return size
         return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))
 
-    def load(self, target: LanguageModel) -> EagleDrafter:
+    def load(self, target: "LanguageModel") -> "EagleDrafter":
         from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 
         return EagleDrafter(self.network(target), target, self.num_drafted)

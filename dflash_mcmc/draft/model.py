@@ -1,7 +1,5 @@
 """Another causal language model as the draft: a small one of the target's family."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +28,12 @@ class ModelDraft(ModelBeside, Draft):
     presets = ("qwen2_5_coder_0_5b",)
     has_model = is_source = True
 
-    def load(self, target: LanguageModel) -> ModelDrafter:
+    def load(self, target: "LanguageModel") -> "ModelDrafter":
         from dflash_mcmc.engine.speculative.drafter import ModelDrafter
 
         return ModelDrafter(self.load_beside(target), self.num_drafted)
 
-    def size(self) -> DraftSize | None:
+    def size(self) -> "DraftSize | None":
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         shape = self.shape_beside("cpu")

@@ -1,7 +1,5 @@
 """Prompt lookup: proposes the tokens that followed the last occurrence of the latest tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +28,12 @@ class NgramDraft(Draft):
 
     has_density = False
 
-    def size(self) -> DraftSize:
+    def size(self) -> "DraftSize":
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         return DraftSize(self.num_drafted)
 
-    def load(self, target: LanguageModel) -> NgramDrafter:
+    def load(self, target: "LanguageModel") -> "NgramDrafter":
         from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
         return NgramDrafter(self.num_drafted, _LONGEST)

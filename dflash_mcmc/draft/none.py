@@ -1,7 +1,5 @@
 """No draft."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,5 +18,5 @@ class NoDraft(Draft):
     has_density = False
     is_null = True
 
-    def load(self, target: LanguageModel) -> None:
+    def load(self, target: "LanguageModel") -> None:
         return None

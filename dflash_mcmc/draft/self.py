@@ -1,7 +1,5 @@
 """The target as its own draft, at the decoder's draft temperature."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,12 +20,12 @@ class SelfDraft(Draft):
 
     num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
 
-    def size(self) -> DraftSize:
+    def size(self) -> "DraftSize":
         from dflash_mcmc.engine.batching.plan import DraftSize
 
         return DraftSize(self.num_drafted)
 
-    def load(self, target: LanguageModel) -> SelfDrafter:
+    def load(self, target: "LanguageModel") -> "SelfDrafter":
         from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
         return SelfDrafter(self.num_drafted)

@@ -3,8 +3,6 @@
 `drafts speed` says whether speculation pays on this machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

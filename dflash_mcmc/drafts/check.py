@@ -9,8 +9,6 @@ they must gain what the engine's blocks gained.
 many chains, or at a high temperature, it can cost more than it gains. Break-even is the tau at which both are equally fast.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -110,7 +108,7 @@ class Ratio(NamedTuple):
     forwards: np.ndarray
 
     @classmethod
-    def of(cls, gained: Sequence[Sequence[int] | np.ndarray]) -> Ratio:
+    def of(cls, gained: Sequence[Sequence[int] | np.ndarray]) -> "Ratio":
         """The ratio of blocks, given the tokens that each block of each problem gained."""
         return cls(np.array([sum(each) for each in gained]), np.array([len(each) for each in gained]))
 

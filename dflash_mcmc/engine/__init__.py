@@ -1,7 +1,5 @@
 """Engines: what runs the chains of a run. The engine of slots is part of this package, and vLLM is another package."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,7 +34,7 @@ class Engine(Component):
     """Whether another program has the weights. Records then say that their bits are that program's."""
 
     @abstractmethod
-    def load(self, config: Settings, device: str) -> Any:
+    def load(self, config: "Settings", device: str) -> Any:
         """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
     def resource(self, target: Any) -> object:
@@ -48,8 +46,8 @@ class Engine(Component):
         return target
 
     @abstractmethod
-    def start(self, config: Settings, target: Any, prompt_length: int, num_chains: int,
-              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
+    def start(self, config: "Settings", target: Any, prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
         """An engine that runs chains on the target. Its user closes it. Raises UserError.
 
         Args:
@@ -59,7 +57,7 @@ class Engine(Component):
             second: the result of `Blend.second_prompts` for the prompts of these chains; None where it is not known.
         """
 
-    def blend_width(self, blend: Any, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
+    def blend_width(self, blend: Any, target: Any, prompts: "Sequence[np.ndarray]") -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts.
 
         None for a blend that taps no layer, and for an engine that cannot measure it.
@@ -70,11 +68,11 @@ class Engine(Component):
         """Devices that a process uses together for one copy of the model."""
         return 1
 
-    def memory_note(self, config: Settings) -> str:
+    def memory_note(self, config: "Settings") -> str:
         """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
         model's configuration is not here. Raises ConfigError."""
         return ""
 
-    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
+    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()

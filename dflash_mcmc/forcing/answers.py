@@ -1,7 +1,5 @@
 """The answers that a probe teacher-forces: the dataset's worked solutions, or the target's greedy answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -56,7 +54,7 @@ def check_source(config: Settings, source: str) -> None:
                           "without a solution")
 
 
-def answers(config: Settings, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
+def answers(config: Settings, model: "LanguageModel", work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
     """The answer of each unit of `work`: the dataset's solution (`gold`) or the target's greedy answer (`greedy`).
 
     Raises UserError before the first answer if any answer does not fit into the model's positions.
@@ -82,7 +80,7 @@ def answers(config: Settings, model: LanguageModel, work: Work, source: str) -> 
     return drawn()
 
 
-def solutions(config: Settings, model: LanguageModel | PromptEncoder,
+def solutions(config: Settings, model: "LanguageModel | PromptEncoder",
               pending: list[Problem]) -> tuple[dict[str, np.ndarray], ...]:
     """The token ids of each problem's prompt and of its solution, by problem id.
 

@@ -6,8 +6,6 @@ as many positions at a time as `forcing/sequences.py` allows. For Qwen3-4B, 36 l
 after another, each with its own forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

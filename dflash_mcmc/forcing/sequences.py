@@ -9,8 +9,6 @@ beginnings of continuations are read once. All continuations share a single row.
 earlier tokens of its own continuation (the tree attention of SpecInfer, arXiv 2305.09781, section 4).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 

@@ -4,8 +4,6 @@ A component holds the settings (`grader=math`). `math/comparing` has the rules f
 processes that apply them; `code/programs` and `code/sandbox` run programs; `choice` reads multiple-choice answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -83,7 +81,7 @@ class AnswerGrader(Grader):
         extraction.rules_of(self.extract, self.sources, self.auto)
         extraction.check_until(self.until)
 
-    def resolved(self, config: Settings) -> AnswerGrader:
+    def resolved(self, config: Settings) -> "AnswerGrader":
         """The grader with its extraction rules in their normal form."""
         return dataclasses.replace(self, extract=extraction.normal(self.extract))
 

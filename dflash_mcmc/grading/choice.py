@@ -5,8 +5,6 @@ X` or `option X is correct`), else the last line. If that place names no letter 
 must be linear in the length of the text, because the extraction runs in the run's own process.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@ that they return. A docstring writes them as a session of the interpreter (`>>> 
 line: `f(1) == 2`, `f(1) => 2`, `f(1) ➞ 2`, `f(1) returns 2`. An assertion is an example as it is.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re
@@ -128,7 +126,7 @@ class Extraction(NamedTuple):
     rules: tuple[str, ...] = ("boxed",)
     until: tuple[str, ...] = ()
 
-    def find(self, text: str) -> Extracted:
+    def find(self, text: str) -> "Extracted":
         """The answer of the first rule that finds one. Without one, `answer` is None and `rule` is the reason."""
         answer = after_thinking(text)
         if answer is None:
@@ -140,7 +138,7 @@ class Extraction(NamedTuple):
                 return Extracted(extracted, rule)
         return Extracted(None, NO_BOX if self.rules == ("boxed",) else "nothing_extracted")
 
-    def named(self, found: Extracted, rule: str) -> str:
+    def named(self, found: "Extracted", rule: str) -> str:
         """The rule of a grade: `rule` if answers are only in boxes, else `extraction/rule`, such as `hashes/integer`."""
         return rule if self.rules == ("boxed",) else f"{found.rule}/{rule}"
 

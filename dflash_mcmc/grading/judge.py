@@ -4,8 +4,6 @@ The gold answer is a JSON list of rubrics, as dataset=clbench has, or a plain re
 judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A resumed run does not ask again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -85,10 +83,10 @@ class JudgeGrader(Grader):
             raise UserError(f"grader.url: given {self.url!r}, which does not reply ({grade.reason}); allowed: the URL of a "
                             "running OpenAI-compatible endpoint")
 
-    def start(self) -> JudgePool:
+    def start(self) -> "JudgePool":
         return JudgePool(self, self._template())
 
-    def _template(self) -> Template:
+    def _template(self) -> "Template":
         """The compiled prompt. Raises ConfigError for a text that is no template or uses neither response nor rubrics."""
         from jinja2 import StrictUndefined, TemplateError, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -120,7 +118,7 @@ class JudgePool(GradesInThreads):
     `finished` raises UserError if the endpoint refuses the requests.
     """
 
-    def __init__(self, grader: JudgeGrader, template: Template):
+    def __init__(self, grader: JudgeGrader, template: "Template"):
         super().__init__(grader.num_workers)
         self._grader, self._template, self._closed = grader, template, threading.Event()
 

@@ -1,7 +1,5 @@
 """The verdicts on a sample, and the limits on answers, so that each answer is handled in bounded time."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

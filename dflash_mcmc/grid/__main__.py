@@ -1,7 +1,5 @@
 """`python -m dflash_mcmc.grid submit|status|cancel|resume`: grids of runs on SLURM."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """The commands of SLURM. Every failure is an error of one line."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

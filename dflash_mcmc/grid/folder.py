@@ -7,8 +7,6 @@
     logs/           the output of SLURM, submitit and the workers
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json
@@ -81,7 +79,7 @@ class Grid:
     jobs: list[SlurmJob] = field(default_factory=list)
 
     @classmethod
-    def create(cls, outputs: Path, name: str, command: list[str], launcher: Slurm, points: list[Point]) -> Grid:
+    def create(cls, outputs: Path, name: str, command: list[str], launcher: Slurm, points: list[Point]) -> "Grid":
         """Makes a folder with its `grid.json`. Raises UserError."""
         now, token = datetime.datetime.now(), secrets.token_hex(4)
         folder = outputs / name / GRIDS / f"{now:%Y%m%d-%H%M%S-%f}-{token}"
@@ -96,7 +94,7 @@ class Grid:
         return grid
 
     @classmethod
-    def read(cls, folder: Path) -> Grid:
+    def read(cls, folder: Path) -> "Grid":
         """The grid in a folder. Raises UserError if the folder is not a grid's."""
         from pydantic import TypeAdapter, ValidationError
 

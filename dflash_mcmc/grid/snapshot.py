@@ -8,8 +8,6 @@ Data, checkpoints and other installed packages are not copied. When a job starts
 changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util

@@ -3,8 +3,6 @@
 It plans the points, counts the samples that each of them lacks, and loads no model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -38,7 +36,7 @@ _LIVE_SECONDS = 3600.0
 """A process counts for the rate if its last record is at most this much older than the run's last one."""
 
 
-def submit(command: Command, launcher: Slurm) -> Grid | None:
+def submit(command: "Command", launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
     for job in command.jobs:
         _refuse_grace(job.config, launcher)

@@ -7,8 +7,6 @@ Worker and supervisor are separate processes, because a worker can be killed for
 ended before the job is requeued: the requeue sends SIGTERM to all processes of the job.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

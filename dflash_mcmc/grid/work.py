@@ -3,8 +3,6 @@
 The exit codes are the same as for `python -m dflash_mcmc`. 0 also means that other workers draw the samples that are left.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

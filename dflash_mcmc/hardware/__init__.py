@@ -1,7 +1,5 @@
 """Hardware: the device of a run and the use of its memory. It never changes the outputs in float32 on a CPU."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -45,7 +43,7 @@ class Hardware(Component):
     def found(self) -> str:
         """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
 
-    def options(self) -> Options:
+    def options(self) -> "Options":
         """The options of the engine."""
         from dflash_mcmc.engine.batching.interface import Options
 

@@ -1,7 +1,5 @@
 """This machine: a device and a batch of chains for each process."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -45,7 +43,7 @@ class Local(Hardware):
     grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks the chunk length and the device's name. Raises ConfigError."""
         if self.prefill_chunk & (self.prefill_chunk - 1):
             raise ConfigError("hardware.prefill_chunk", self.prefill_chunk, "a power of two from 8 to 8192")

@@ -12,8 +12,6 @@ Particles: Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo samplers"; Do
 schemes". Log-weights are float64 (N,), in nats. A minus infinity is a weight of zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

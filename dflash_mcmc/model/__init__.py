@@ -1,7 +1,5 @@
 """Targets: any transformers causal language model, and the embedded one; another model beside one, for a blend or draft."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from abc import abstractmethod
@@ -50,11 +48,11 @@ class Model(Component):
     def num_layers(self) -> int | None:
         """Number of decoder layers; None if it is not known before the model is loaded. Raises ConfigError."""
 
-    def shape(self, device: str) -> TargetShape | None:
+    def shape(self, device: str) -> "TargetShape | None":
         """The attributes that are known without loading the model; None if there are none. Raises UserError."""
         return None
 
-    def prompt_encoder(self) -> PromptEncoder | None:
+    def prompt_encoder(self) -> "PromptEncoder | None":
         """The encoder of prompts before the model is loaded; None if its configuration is not here. Raises UserError."""
         return None
 
@@ -79,7 +77,7 @@ class Model(Component):
         return None
 
     @abstractmethod
-    def load(self, device: str) -> LanguageModel:
+    def load(self, device: str) -> "LanguageModel":
         """The model on a device, in eval mode. Raises UserError."""
 
     @abstractmethod
@@ -109,18 +107,18 @@ class ModelBeside:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = identity(
         None, "precision of the other model; auto = the checkpoint's own; null = that of the option, else auto")
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that the model is there. Raises ConfigError."""
         with self.named():
             self._component(config).check(config)
 
-    def resolved(self, config: Settings) -> Self:
+    def resolved(self, config: "Settings") -> Self:
         """The component with the folder or hub name, and the precision, of an option of `model`."""
         component: Any = self._component(config)
         dtype = self.dtype if component.dtype == "auto" else component.dtype
         return dataclasses.replace(self, model=component.path, revision=component.revision, dtype=dtype)
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
         return {"revision": None, "dtype": None if self.dtype == "auto" else self.dtype}
 
@@ -129,7 +127,7 @@ class ModelBeside:
         with self.named():
             return self.component().fingerprint()
 
-    def load_beside(self, target: LanguageModel) -> LanguageModel:
+    def load_beside(self, target: "LanguageModel") -> "LanguageModel":
         """The other model on the target's device. It stays loaded. Raises UserError if it does not fit the target."""
         self._compare(target.tokenizer)
         with self.named():
@@ -142,7 +140,7 @@ class ModelBeside:
                               "target's rows")
         return loaded
 
-    def shape_beside(self, device: str) -> TargetShape | None:
+    def shape_beside(self, device: str) -> "TargetShape | None":
         """Its config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         with self.named():
             return self.component().shape(device)
@@ -173,7 +171,7 @@ class ModelBeside:
             raise ConfigError(self._field, self.model, f"a model with the target's tokenizer (its token {differing[0]} is "
                               f"{there}, and the target's is {here}; {len(differing)} of {len(mine)} differ)")
 
-    def _component(self, config: Settings) -> Any:
+    def _component(self, config: "Settings") -> Any:
         """The component of the group `model` for what is given. Raises ConfigError."""
         if self.model not in option_files()["model"] or self.model in components("model"):
             return self.component()

@@ -8,8 +8,6 @@ that file. A wheel holds the whole file, or one of several parts of it. The file
 neither the wheels nor who cut them need trust: the hash is that of the file as its makers published it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Any transformers causal language model, from a folder or by its hub name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -61,7 +59,7 @@ class HFModel(Model):
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
                                  "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
         try:
@@ -100,7 +98,7 @@ class HFModel(Model):
         """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
         return self._checkpoint().weights_fingerprint()
 
-    def canonical(self, config: Settings) -> dict[str, object]:
+    def canonical(self, config: "Settings") -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
         return {"revision": None, **({} if self.chat else {"enable_thinking": None}),
                 **({"dtype": None, "rope_scaling": None} if config.engine.is_remote else {})}
@@ -108,7 +106,7 @@ class HFModel(Model):
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint("model.path", self.path, self.revision, "Qwen/Qwen3-4B")
 
-    def shape(self, device: str) -> TargetShape | None:
+    def shape(self, device: str) -> "TargetShape | None":
         """The content of config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         checkpoint = self._checkpoint()
         if self._values() is None:
@@ -130,7 +128,7 @@ class HFModel(Model):
                 num_parameters = sum(weight.numel() for weight in model.parameters())
         return TargetShape(config, torch.device(device), dtype, num_parameters, self.head_copy)
 
-    def prompt_encoder(self) -> PromptEncoder | None:
+    def prompt_encoder(self) -> "PromptEncoder | None":
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
 
         PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.
@@ -164,14 +162,14 @@ class HFModel(Model):
         """The given parameters of the rotary embedding as JSON."""
         return None if self.rope_scaling is None else json.dumps(self.rope_scaling)
 
-    def load(self, device: str) -> LanguageModel:
+    def load(self, device: str) -> "LanguageModel":
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(*self._source(device))
 
     def _source(self, device: str) -> tuple[str, str | None, str, str, bool | None, str | None]:
         return self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope()
 
-    def load_beside(self, device: str, use: str) -> LanguageModel:
+    def load_beside(self, device: str, use: str) -> "LanguageModel":
         """Like `load`, for a model beside the target. The latest model of each use stays loaded. Raises UserError."""
         source = self._source(device)
         model = next((model for other, model in _BESIDE.values() if other == source), None)
@@ -199,7 +197,8 @@ class HFModel(Model):
 
 
 @lru_cache(maxsize=1)
-def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None, rope: str | None) -> LanguageModel:
+def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None,
+          rope: str | None) -> "LanguageModel":
     import torch
     import transformers
 
@@ -230,7 +229,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
-_BESIDE: dict[str, tuple[tuple, LanguageModel]] = {}
+_BESIDE: "dict[str, tuple[tuple, LanguageModel]]" = {}
 """The models that are loaded beside the target, and what they were loaded from, by their use."""
 
 

@@ -8,8 +8,6 @@ r is computed beside the engine, once for each text of a problem. Where it fails
 is `on_failure`, and the failure is counted.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from abc import abstractmethod

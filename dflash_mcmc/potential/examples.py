@@ -1,7 +1,5 @@
 """Programs: the share of the examples of its question that a program passes, in the sandbox of the grader."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

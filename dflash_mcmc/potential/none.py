@@ -1,7 +1,5 @@
 """No potential: the target is that of the sampler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.potential import Evaluator, Potential

@@ -1,7 +1,5 @@
 """A function of the user, in a process of its own with limits of time and memory."""
 
-from __future__ import annotations
-
 import runpy
 import threading
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Texts that contain a pattern."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

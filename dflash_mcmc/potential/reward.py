@@ -1,7 +1,5 @@
 """A reward model: a checkpoint of transformers that scores a question with its answer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An oracle: whether the grader finds an answer correct. It bounds what any evidence could do, and is no method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.grading.verdicts import CORRECT

@@ -8,8 +8,6 @@ A column of a table has its name, its meaning and its computation in one place. 
 probe takes the rows, so that no column is without a meaning and no meaning without a column.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from abc import abstractmethod
@@ -80,7 +78,7 @@ class Observations:
         """A name of the row, or else the mean of a column."""
         return self.names[name] if name in self.names else self.mean(name)
 
-    def row(self, among: np.ndarray | None = None, **names: Any) -> Observations:
+    def row(self, among: np.ndarray | None = None, **names: Any) -> "Observations":
         """The observations of a row that are among these, and its further names."""
         both = self.among if among is None else self.among & among
         return Observations(self.values, both, self.clusters, **{**self.names, **names})
@@ -201,7 +199,7 @@ class Probe(Component):
         """
         return True
 
-    def check_target(self, target: TargetShape) -> None:
+    def check_target(self, target: "TargetShape") -> None:
         """Checks that the probe can measure this target, before its weights are loaded. Raises UserError."""
 
     def expected_cost(self, config: Settings) -> UnitCost | None:
@@ -221,7 +219,7 @@ class Probe(Component):
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """Summarises the records, which are in the order of `units`. There is at least one record."""
 
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> "dict[str, Figure]":
         """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""
         return {}
 
@@ -282,7 +280,7 @@ class ForcedProbe(ProblemProbe):
         return cost.read_along(config)
 
     @abstractmethod
-    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """The function that measures an answer, of a block at least if the probe needs a draft. It may raise NotNumbers."""
 

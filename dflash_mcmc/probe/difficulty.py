@@ -10,8 +10,6 @@ is smaller for wrong answers. The best signal and the best baseline are chosen o
 intervals, which resample problems, do not include it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -130,7 +128,7 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
         pool.close()
 
 
-def _signals(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> dict:
+def _signals(model: "LanguageModel", drafter: "DFlashDrafter", answer: Trajectory) -> dict:
     """The record of an answer, without its grade: mean and maximum of each signal over the tokens that the draft predicts."""
     from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 
@@ -144,7 +142,7 @@ def _signals(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -
                for statistic, of in (("mean", np.mean), ("max", np.max))}}
 
 
-def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray) -> dict[str, np.ndarray]:
+def along(model: "LanguageModel", drafter: "DFlashDrafter", prompt: np.ndarray, answer: np.ndarray) -> dict[str, np.ndarray]:
     """Signals by name, float64 (n,), of the drafted slots in an answer's whole blocks.
 
     The draft does not predict anchors or the tail.
@@ -163,14 +161,14 @@ def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answ
     return {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in pieces[0]}
 
 
-def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+def of_tokens(target: "torch.Tensor", draft: "torch.Tensor", tokens: "torch.Tensor") -> "dict[str, torch.Tensor]":
     """Signals of tokens int64 (n,), each float32 (n,), from logits of target and draft, float32 (n, vocabulary).
 
     Ids without a token have logits -inf in both.
     """
     import torch
 
-    def mean(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def mean(weights: "torch.Tensor", values: "torch.Tensor") -> "torch.Tensor":
         # A weight of 0 adds nothing, even if the value is infinite.
         return torch.where(weights > 0, weights * values, 0.0).sum(dim=-1)
 

@@ -11,8 +11,6 @@ A row name says which distribution the ranks are from: `target`; `3 none` and `3
 norm); `draft`; and `target where drafted`, the target on the tokens that the draft predicts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ class LayerRank(AnswerProbe):
     tables_in = __name__
     takes_draft = True
 
-    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """The tokens of an answer by row name.
 
@@ -101,7 +99,7 @@ class LayerRank(AnswerProbe):
                 raw[layer].row(raw=raw[layer], normed=normed[layer]) for layer in sorted(raw))
         return Summary(VALUES.row({"records": records, "kept": kept, "layers": tables["layers"]}), tables, {})
 
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> "dict[str, Figure]":
         """`fig_layer_probe_ranks`: mean and median rank by layer, for all tokens and for hard ones, on a logarithmic axis."""
         if not summary.tables["layers"]:
             return {}

@@ -8,8 +8,6 @@ tokens too. Ranks are biased in the same way; their control are the first layers
 stream has a large norm: the last layer with norm=none shows this effect alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,7 +95,7 @@ class LogitBlend(AnswerProbe):
                               f"model has {num_layers} layers), at least one; or null")
         return layers
 
-    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """Sums over the hard and over the easy tokens of an answer; see `record`.
 
@@ -121,13 +119,13 @@ class LogitBlend(AnswerProbe):
                             "of the blend's model)")
         second = blend.second_prompts(config, model, problems, prompts)
 
-        def other(answer: Answer, last: torch.Tensor) -> Source:
+        def other(answer: Answer, last: "torch.Tensor") -> "Source":
             return other_source(model, blend, companion, answer, last, second.get(answer.prompt.tobytes()))
 
         return lambda unit, answer: self.record(model, draft, answer, other)
 
-    def record(self, model: LanguageModel, draft: DFlashDrafter | None, answer: Answer,
-               other: Callable[[Answer, torch.Tensor], Source] | None = None) -> dict:
+    def record(self, model: "LanguageModel", draft: "DFlashDrafter | None", answer: Answer,
+               other: "Callable[[Answer, torch.Tensor], Source] | None" = None) -> dict:
         """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta, and
         `AGREEMENT` over the hard ones by source.
 
@@ -193,7 +191,7 @@ class LogitBlend(AnswerProbe):
         return Summary(VALUES.row({"records": records, "kept": kept, "hard": tables["hard"]}), tables, {})
 
 
-def agreeing(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def agreeing(target: "torch.Tensor", source: "torch.Tensor") -> "torch.Tensor":
     """`AGREEMENT` of two logits (n, vocabulary), float64 (3,). Equal logits of a row are in the order of ids."""
     import torch
 
@@ -205,7 +203,7 @@ def agreeing(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.ones_like(kl).sum(), kl.sum(), correlation.sum()])
 
 
-def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
+def blended(target: "torch.Tensor", others: "torch.Tensor | None", beta: float, forbidden: "torch.Tensor") -> "torch.Tensor":
     """(1 - beta) * target + beta * others, float32 (n, vocabulary).
 
     `others` None is the uniform distribution, with all logits 0. The result equals the target to the last bit if beta is 0 or
@@ -217,7 +215,7 @@ def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forb
     return mixed.masked_fill_(forbidden, -torch.inf)
 
 
-def _rounded(values: torch.Tensor) -> list[float]:
+def _rounded(values: "torch.Tensor") -> list[float]:
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 

@@ -1,7 +1,5 @@
 """No probe: samples are drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

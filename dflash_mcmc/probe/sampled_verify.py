@@ -5,8 +5,6 @@ drawn by each decoder, the prompt of the agent's workload, the tables of the wor
 a text repeats itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -71,7 +69,7 @@ class GenerationTask(NamedTuple):
     horizon: int
 
 
-def speculation_of(arm: str, drafter: Drafter | None, window: int) -> Speculation | None:
+def speculation_of(arm: str, drafter: "Drafter | None", window: int) -> "Speculation | None":
     """The rule of a decoder, `speculative_match`, `same_key` or a fault, for an engine; None for `plain`."""
     if arm == PLAIN:
         return None
@@ -82,7 +80,7 @@ def speculation_of(arm: str, drafter: Drafter | None, window: int) -> Speculatio
     return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=arm not in (SAME_KEY, MATCH), fault=fault)
 
 
-def draw(config: Settings, model: LanguageModel, speculation: Speculation | None, sampler: Sampler,
+def draw(config: Settings, model: "LanguageModel", speculation: "Speculation | None", sampler: Sampler,
          tasks: Sequence[GenerationTask], keys: Sequence[Key]) -> list[dict]:
     """Draws the generations of all tasks in one batch, and returns a cell of a record for each.
 
@@ -418,7 +416,7 @@ class SampledVerify(Probe):
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),
                                       "seconds": [cell.pop("seconds") for cell in of_task], "cells": of_task}
 
-    def agent_prompt(self, config: Settings, model: LanguageModel) -> tuple[np.ndarray, bool]:
+    def agent_prompt(self, config: Settings, model: "LanguageModel") -> tuple[np.ndarray, bool]:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:

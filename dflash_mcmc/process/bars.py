@@ -1,7 +1,5 @@
 """The progress bar of what takes long. While a unit is being worked on, it shows the tokens drawn so far and their rate."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

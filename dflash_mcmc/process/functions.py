@@ -1,7 +1,5 @@
 """Functions of the user, given as FILE:FUNCTION. A file is run with the user's rights."""
 
-from __future__ import annotations
-
 import hashlib
 import runpy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The one reader of other servers' replies, with limits on total time and size: a slow or endless reply ends with one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ removes this dependence at no measured cost (notebook, "Bits"). Fixed shapes are
 processors do not need the mode.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -5,8 +5,6 @@ output, such as `head`, has closed it; 143 stopped by SIGTERM, SIGUSR1 or SIGUSR
 DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printed in one line.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc

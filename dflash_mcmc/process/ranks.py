@@ -3,8 +3,6 @@
 The processes have no process group and exchange no messages: they claim pending samples in the run folder (`store/locks.py`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@ Started samples have some seconds to finish and to be recorded. No new sample is
 the same randomness. Ctrl-C raises Python's own KeyboardInterrupt at once.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Whose turn it is to run a model: a run changes the model's attention and taps its layers, so threads take turns."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A worker: a process of its own that answers calls, so that no call can hold or end the run."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

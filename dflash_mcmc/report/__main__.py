@@ -1,7 +1,5 @@
 """`python -m dflash_mcmc.report RUNS...`: a page, Markdown, CSV tables and figures for any set of runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dflash_mcmc.errors import tell

@@ -4,8 +4,6 @@ Runs are compared only with runs over the same dataset; each dataset is a part o
 file; its figures are SVG elements whose colours are those of the page's scheme. The Markdown refers to the figure files.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.metadata

@@ -9,8 +9,6 @@ whose `summaries.json` has the scores) and `.json`; lm-evaluation-harness writes
 several samples, one of `CHAIN`.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import struct
@@ -197,7 +195,7 @@ class Comparison(NamedTuple):
         write(folder, "Paired comparison", [ReportPart("", f"{len(self.table.rows)} logs.", self.notes, [section])], ["pdf"])
         return folder / "report.html"
 
-    def _figure(self) -> figure.Figure:
+    def _figure(self) -> "figure.Figure":
         base, *rows = self.table.rows
         panel = ("", f"difference to {base['run']} (points), 95 % interval",
                  [IntervalEstimate.of(row, "difference") for row in rows], [row["verdict"] for row in rows])

@@ -3,8 +3,6 @@
 Figures are made without a display and without pyplot's global state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +28,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LOOKS = [*zip(PALETTE, MARKERS, strict=True), ("#8C564B", "<"), ("#6F7F1F", ">"), ("#7A5195", "h")]
 """Colour and marker of at most ten lines of a figure."""
 
-_STYLE: dict[RcKeyType, Any] = {
+_STYLE: "dict[RcKeyType, Any]" = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
@@ -52,7 +50,7 @@ def style(math: bool = True) -> Iterator[None]:
         yield
 
 
-def panels(size: tuple[float, float], down: int = 1, across: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+def panels(size: tuple[float, float], down: int = 1, across: int = 1, **shared: Any) -> "tuple[Figure, list[Axes]]":
     """A figure of this size in inches, and its panels, line by line."""
     from matplotlib.figure import Figure
 
@@ -60,13 +58,13 @@ def panels(size: tuple[float, float], down: int = 1, across: int = 1, **shared: 
     return drawn, list(drawn.subplots(down, across, squeeze=False, **shared).flat)
 
 
-def legend_below(drawn: Figure, columns: int) -> None:
+def legend_below(drawn: "Figure", columns: int) -> None:
     """A legend below all panels, which names each line once."""
     handles = {label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def save(figure: Figure, folder: Path, name: str, formats: Collection[str] = ()) -> set[Path]:
+def save(figure: "Figure", folder: Path, name: str, formats: Collection[str] = ()) -> set[Path]:
     """Writes `name.png`, `name.svg` and, if `formats` has it, `name.pdf`. Returns the files; raises UserError."""
     dates: dict[str, dict | None] = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     files = {folder / f"{name}.{form}": date for form, date in dates.items() if form != "pdf" or form in formats}
@@ -80,7 +78,8 @@ Panel = tuple[str, str, Sequence[IntervalEstimate], Sequence[str]]
 """Title, label of the x axis, estimates, and a text beside each."""
 
 
-def estimates(labels: Sequence[str], *of: Panel, strong: Sequence[bool] = (), line: tuple[float, str] | None = None) -> Figure:
+def estimates(labels: Sequence[str], *of: Panel, strong: Sequence[bool] = (),
+              line: tuple[float, str] | None = None) -> "Figure":
     """A figure with a row per label, from the top: a point, its interval, and a text at the right edge, in per cent.
 
     An estimate without an interval is drawn as a point only. The row of an estimate without a value is empty.
@@ -111,7 +110,7 @@ def estimates(labels: Sequence[str], *of: Panel, strong: Sequence[bool] = (), li
     return drawn
 
 
-def plain_ticks(axes: Axes) -> None:
+def plain_ticks(axes: "Axes") -> None:
     """Ticks 1, 2 and 5 of each decade of a logarithmic x axis, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -130,7 +129,7 @@ def end_of(row: dict, column: str, end: str) -> float:
     return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
 
 
-def name_lines(figure: Figure, axes: Axes, lines: Sequence[tuple[str, float, float, str]]) -> None:
+def name_lines(figure: "Figure", axes: "Axes", lines: Sequence[tuple[str, float, float, str]]) -> None:
     """Names (text, x, y, colour) at the right edge, moved apart where they are close, each joined to the end of its line.
 
     Call it after the figure's layout is computed; the axis limits must not change afterwards.

@@ -1,7 +1,5 @@
 """A run as a log of inspect_ai. Needs the package inspect_ai."""
 
-from __future__ import annotations
-
 import math
 import os
 from importlib.metadata import version

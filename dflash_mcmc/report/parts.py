@@ -1,7 +1,5 @@
 """The parts of a report, its one type of table, and the formats of its numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -38,7 +36,7 @@ class ReportTable(NamedTuple):
     """Rows of the CSV file, if they differ from the rows shown to readers."""
 
     @property
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """The table of the CSV file; a missing value is None."""
         return framed(self.rows if self.data is None else self.data)
 
@@ -59,7 +57,7 @@ class Drawing(NamedTuple):
     name: str
     title: str
     """Description of the figure. It is also the alternative text for readers who cannot see the picture."""
-    make: Callable[[], Figure]
+    make: "Callable[[], Figure]"
 
 
 class EmbeddedSamples(NamedTuple):
@@ -102,7 +100,7 @@ class ReportPart(NamedTuple):
     """Which runs differ, by how much, and what would resolve the largest difference that is not resolved."""
 
 
-def framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def framed(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     """The rows as a table of pandas whose values are those of the rows; a missing value is None."""
     import pandas as pd  # a run's table in the terminal does without
 
@@ -110,7 +108,7 @@ def framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([[row.get(key) for key in keys] for row in rows], columns=keys, dtype=object)
 
 
-def csv_of(table: pd.DataFrame) -> str:
+def csv_of(table: "pd.DataFrame") -> str:
     """The table as CSV with all digits; a missing value is an empty cell.
 
     A spreadsheet takes a text with certain first characters for a formula and evaluates it. An apostrophe goes before such a

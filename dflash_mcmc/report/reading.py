@@ -3,8 +3,6 @@
 Published numbers and their sources are data files of the package: accuracies, and rows beside those of probes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os

@@ -1,7 +1,5 @@
 """The data that the sections of a report share: runs, votes over their chains, the choice of comparisons, and warnings."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class Entry:
     by: str
     """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p)."""
     shown: str
-    records: Sequence[Record] | Sequence[Combined]
+    records: "Sequence[Record] | Sequence[Combined]"
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
 
     @cached_property
@@ -60,7 +58,7 @@ class Entry:
 class ProbeRun(NamedTuple):
     """A finished run of a probe."""
 
-    folder: Path
+    folder: "Path"
     identity: dict
     summary: dict
 
@@ -151,7 +149,7 @@ def votes(run: Run) -> bool:
     return run.num_chains > 1 and not unlike and bool(run.full)
 
 
-def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
+def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> "list[VoteRule]":
     """The rules of weighted votes that the chains of a run have weights for, with the run's parameters.
 
     A run that is older than the rules has the default parameters.
@@ -170,7 +168,7 @@ def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     return [rule for rule in rules if votes(run) and (has_weights or not rule.needs_log_q)]
 
 
-def rules_asked_for(run: Run) -> list[VoteRule]:
+def rules_asked_for(run: Run) -> "list[VoteRule]":
     """The weighted votes that the run's `aggregate` names: those with rows in the tables of all runs."""
     names = run.config.get("aggregate") or []
     return [rule for rule in weighted_rules(run) if rule.name in ([names] if isinstance(names, str) else names)]
@@ -196,7 +194,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
             *(Entry(run, by, f"{run.shown}, {words}", combined) for by, words, combined in ways)]
 
 
-def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
+def cost_of(records: "Sequence[Outcome]", cost: "CostField") -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
 

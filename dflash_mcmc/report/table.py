@@ -1,7 +1,5 @@
 """What runs print at their end: the table of samples (section 4.1 of the guided-power-sampling document), and of probes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which problems fit into the model's positions, with their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The loop of a run. It finds, claims and does the pending tasks, records and tracks each, and summarises the complete run."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where a run's records come from: configuration, identity, command, commit, packages and device of each start."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import platform

@@ -1,7 +1,5 @@
 """Samples as the tasks of a run: an engine draws them, grading processes grade them, and each becomes one record."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +53,7 @@ class Samples(Tasks[Record]):
         return list(dict.fromkeys((problem.id, chain) for problem in self._problems
                                   for chain in range(self._config.num_chains)))
 
-    def prepare(self, pending: Sequence[SampleKey], device: str) -> SampleWorker:
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> "SampleWorker":
         problem_of = {problem.id: problem for problem in self._problems}
         problems = [problem_of[problem] for problem, _ in pending]
         check_golds(self._config.grader, problems)

@@ -4,8 +4,6 @@ A run that is killed after its last record has not logged its summary, and a run
 `tracked.json` holds what each tracker has received, so the next start logs the rest, even if no task is left.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -61,7 +59,7 @@ class Tracking:
         self._logged: Counter[int] = Counter()
         """Number of lines of each file of records that the tracker has received."""
 
-    def __enter__(self) -> Tracking:
+    def __enter__(self) -> "Tracking":
         return self
 
     def start(self) -> None:

@@ -1,7 +1,5 @@
 """The units of a probe as the tasks of a run: measured, recorded, and summarised in tables and figures. `tasks_of` any run."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,7 @@ class Units(Tasks[dict]):
     def keys(self) -> list[Unit]:
         return self._probe.units(self._config)
 
-    def prepare(self, pending: Sequence[SampleKey], device: str) -> UnitWorker:
+    def prepare(self, pending: Sequence[SampleKey], device: str) -> "UnitWorker":
         """Loads nothing: the probe loads what it needs when it measures."""
         return UnitWorker(self._config, device, self._prompts)
 

@@ -5,8 +5,6 @@ What several samplers have is declared here once: `AtTemperature` or `ProposesAt
 checks. A sampler inherits the groups that it has, and declares again only what differs. `Redraws` has a chain and its steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable

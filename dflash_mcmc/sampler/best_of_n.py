@@ -1,7 +1,5 @@
 """One of N independent draws: the baseline for power sampling at the same cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass

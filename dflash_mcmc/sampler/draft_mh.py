@@ -1,7 +1,5 @@
 """Metropolis-Hastings on p^alpha with the draft as proposal: the method that the speculative-MCMC probe examines."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ The document `speculative_mcmc_probe` (section 6.3) names draft-and-refine pipel
 has rejected the draft as a proposal. The steps are those of `power_mh`, so that their law does not depend on the draft.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Greedy decoding: the most likely token of the (blended) target, every time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 "Scalable power sampling", arXiv 2601.21590 (ICML 2026).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Iterated sampling importance resampling (i-SIR): Tjelmeland 2004; Andrieu, Lee &
 iterated conditional SMC and geometric ergodicity of particle Gibbs samplers".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Karan & Du 2025, "Reasoning with Sampling: Your Base Model is Smarter Than You T
 sequence is part of the state. The published kernel can only shorten sequences, and does not leave p^alpha invariant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

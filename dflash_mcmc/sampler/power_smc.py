@@ -4,8 +4,6 @@ Power-SMC: arXiv 2602.10273. Particle-independent Metropolis-Hastings and condit
 "Particle Markov chain Monte Carlo methods". Proposals from a draft: arXiv 2604.15672.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Swendsen & Wang 1986; Geyer 1991; for language models Theodoropoulos et al. 2026 (arXiv 2609.38104).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

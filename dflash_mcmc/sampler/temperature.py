@@ -1,7 +1,5 @@
 """Token-by-token sampling at a temperature, with the usual truncations."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Literal

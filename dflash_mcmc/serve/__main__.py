@@ -6,8 +6,6 @@
 The key that clients need is the environment variable DFLASH_MCMC_API_KEY. `docs/howto/serve.md` has the fields of requests.
 """
 
-from __future__ import annotations
-
 import sys
 
 from dflash_mcmc.config.help import is_asked_for

@@ -1,7 +1,5 @@
 """Answers in the format of OpenAI, errors included, with further fields under `dflash_mcmc`."""
 
-from __future__ import annotations
-
 import json
 import reprlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -59,7 +57,7 @@ class Piece(NamedTuple):
     """The text that is new."""
     begin: int
     """The first token that is new."""
-    answer: DrawnAnswer | None = None
+    answer: "DrawnAnswer | None" = None
     """None while it is drawn."""
 
 
@@ -78,7 +76,7 @@ class Teller:
         self._number, self._put, self._decode, self._stop = number, put, decode, stop
         self.text, self.begin = "", 0
 
-    def in_pieces(self, start: Callable[[], Chain]) -> Chain:
+    def in_pieces(self, start: "Callable[[], Chain]") -> "Chain":
         """The chain with its draws in pieces. Token t of a draw has uniform t of its key, so that no piece changes a token."""
         answer: Any = None
         with closing(start()) as chain:
@@ -101,7 +99,7 @@ class Teller:
             self._put(Piece(self._number, path, text[len(self.text):], self.begin))
             self.text, self.begin = text, path.length
 
-    def rest(self, answer: DrawnAnswer) -> Piece:
+    def rest(self, answer: "DrawnAnswer") -> Piece:
         """What follows the parts that were told. Raises HTTPException if they do not fit together."""
         if not answer.text.startswith(self.text):
             raise HTTPException(500, "the tokenizer changed a text that was told before; ask without stream")
@@ -124,7 +122,7 @@ class TextScorer:
         self.path: Trajectory | None = None
         self.most_likely: list[tuple[int, float]] | None = None
 
-    def after(self, start: Callable[[], Chain]) -> Chain:
+    def after(self, start: "Callable[[], Chain]") -> "Chain":
         """The chain of a sampler, and then the operations that score its text."""
         with closing(start()) as chain:
             result = yield from chain
@@ -156,7 +154,7 @@ class Bodies(NamedTuple):
     seed: int
     chat: bool
     prompt_tokens: int
-    texts: TokenTexts | None
+    texts: "TokenTexts | None"
     """Tells the bytes of tokens; None if log p was not asked for."""
     token_ids: bool
     """Whether the token ids were asked for."""
@@ -213,7 +211,7 @@ class Bodies(NamedTuple):
         return {"index": part.number, **content, **ids, "logprobs": self.texts and self._logprobs(part, self.texts),
                 "finish_reason": answer and _REASONS[answer.finish_reason], **end}
 
-    def _logprobs(self, part: Piece, texts: TokenTexts) -> dict[str, Any]:
+    def _logprobs(self, part: Piece, texts: "TokenTexts") -> dict[str, Any]:
         scorer, path, most_likely = self.scorers[part.number], part.path, None
         if scorer is not None and scorer.path is not None:
             path, most_likely = scorer.path, scorer.most_likely

@@ -1,7 +1,5 @@
 """The paths of the server: completions, models, health and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import re
@@ -60,7 +58,7 @@ class Service:
         config: the configuration of model and sampler, as it was composed.
     """
 
-    def __init__(self, options: ServeOptions, config: Config):
+    def __init__(self, options: ServeOptions, config: "Config"):
         self.options, self.name, self._config = options, model_name(config), config
         self._target, self.workers, self._longest_prompt = started(config, options)
         self._started, self._registry = int(time.time()), (registry := CollectorRegistry())
@@ -233,7 +231,7 @@ class Service:
                           scorers)
         return bodies, orders, in_order, ignored
 
-    def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
+    def _tokens(self, config: "Config", prompt: Any) -> np.ndarray:
         """The token ids of a prompt. Raises UserError."""
         if isinstance(prompt, str) and not re.fullmatch("[^\ud800-\udfff]+", prompt):
             raise ConfigError("prompt", prompt, "a text of at least one character, without lone surrogates")
@@ -256,14 +254,14 @@ class Service:
         return JSONResponse(body, status, getattr(error, "headers", None))
 
     @cached_property
-    def _texts(self) -> TokenTexts:
+    def _texts(self) -> "TokenTexts":
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
         from dflash_mcmc.engine.batching.stop_strings import texts_of
 
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
 
-def _no_answer(prompt: np.ndarray) -> Chain:
+def _no_answer(prompt: np.ndarray) -> "Chain":
     return ChainResult(Trajectory.start(prompt))
     yield
 

@@ -1,7 +1,5 @@
 """The bodies of requests. Unknown fields are refused."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The options of the server: its limits (`serve.*`), and the parts of a run that it uses."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The sampler of a request, and the configuration that it is checked with."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +18,7 @@ _IGNORED = ("temperature", "top_p")
 """Fields that many clients send always. A sampler that lacks them draws by its own law."""
 
 
-def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int) -> Config:
+def config_of(server: Config, sampler: "Sampler", max_tokens: int, max_width: int) -> Config:
     """The checked configuration of a request. Raises UserError.
 
     Args:
@@ -39,7 +37,7 @@ def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int)
     return config
 
 
-def sampler_of(own: Sampler, asked: Mapping[str, Any], common: Mapping[str, float]) -> tuple[Sampler, dict[str, float]]:
+def sampler_of(own: "Sampler", asked: Mapping[str, Any], common: Mapping[str, float]) -> "tuple[Sampler, dict[str, float]]":
     """The sampler of a request, and those of its common fields that have no effect. Raises ConfigError.
 
     Args:

@@ -5,8 +5,6 @@ Chains of any sampler share the batch. An engine has a number of sets of stop st
 engine is started again.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import threading

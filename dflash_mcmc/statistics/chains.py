@@ -13,8 +13,6 @@ them. For chains that hardly move these numbers do not measure mixing: if all ch
 number of draws. The ESS is therefore limited: a chain adds at most the number of states that it visits, a stuck one nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -208,7 +206,7 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(chains - correct + 1, chains + 1)))
 
 
-def pass_curve(records: Sequence[Record]) -> list[dict]:
+def pass_curve(records: "Sequence[Record]") -> list[dict]:
     """One row per k, with k, `pass_at_k`, its interval, n (problems) and left_out (problems with too few chains).
 
     k is 1, 2, 4, ... and the largest number of chains of a problem. All rows use the problems with that many, so that the
@@ -220,7 +218,7 @@ def pass_curve(records: Sequence[Record]) -> list[dict]:
              "left_out": left_out} for k in sizes]
 
 
-def majority(records: Sequence[Record]) -> list[dict]:
+def majority(records: "Sequence[Record]") -> list[dict]:
     """The vote of each problem.
 
     A row has problem, answer (the winner's most frequent text; None without a single winner), tied (whether several answers
@@ -236,7 +234,7 @@ def majority(records: Sequence[Record]) -> list[dict]:
     return rows
 
 
-def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[dict]:
+def vote_curve(records: "Sequence[Record]", rule: VoteRule | None = None) -> list[dict]:
     """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over the ways to choose k of a problem's chains: for the majority vote the exact mean over all ways,
@@ -249,7 +247,7 @@ def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[
         check_log_q(records, f"aggregate={rule.name}")
     problems, sizes, left_out = _with_enough(records)
 
-    def expected(chains: list[Record]) -> Sequence[float]:
+    def expected(chains: "list[Record]") -> Sequence[float]:
         if rule is None:
             return expected_majority(Votes.of(chains).counts(), tuple(sizes))
         if isinstance(rule, PowerVote):
@@ -261,7 +259,7 @@ def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chains: int | None = None) -> list[Combined]:
+def aggregated(records: "Sequence[Record]", by: str | VoteRule = "majority", chains: int | None = None) -> "list[Combined]":
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
@@ -294,7 +292,7 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chain
     return [_combined(group, by, chains or len(group)) for group in kept]
 
 
-def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
+def _combined(chains: "list[Record]", by: str | VoteRule, k: int) -> "Combined":
     """The record of a problem for a vote of k of its chains."""
     weighed, one_by_one = dict[str, float](), False
     if isinstance(by, PowerVote):
@@ -339,7 +337,7 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
     return combined
 
 
-def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "token_forwards") -> int:
+def affordable(records: "Sequence[Outcome]", budget: float, cost: "CostField" = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
 
     Chains of a problem read its prompt once, so that each chain after the first costs its token-forwards without the prompt's.
@@ -355,7 +353,7 @@ def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "tok
     return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
-def _with_enough(records: Sequence[Record]) -> tuple[list[list[Record]], list[int], int]:
+def _with_enough(records: "Sequence[Record]") -> "tuple[list[list[Record]], list[int], int]":
     """(chains, ks, left out): the problems with the most chains, the numbers of a curve, and the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)

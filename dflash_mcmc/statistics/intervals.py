@@ -5,8 +5,6 @@ The bootstrap resamples whole clusters (Field & Welsh 2007, "Bootstrapping clust
 weighted observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -44,11 +42,11 @@ class IntervalEstimate(NamedTuple):
     n: int = 0
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], name: str) -> IntervalEstimate:
+    def of(cls, row: Mapping[str, Any], name: str) -> "IntervalEstimate":
         """The estimate in the columns of a row that `columns` gives; n is 0."""
         return cls(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
-    def mapped(self, function: Callable[[float], float]) -> IntervalEstimate:
+    def mapped(self, function: Callable[[float], float]) -> "IntervalEstimate":
         """The estimate with a function applied to its value and to both ends of its interval."""
         value, low, high = (None if number is None else function(number) for number in (self.value, self.low, self.high))
         return self._replace(value=value, low=low, high=high)
@@ -84,7 +82,7 @@ class Clusters:
         # The resamples depend only on the number of clusters, so paired columns of a table use the same resamples.
         self._counts = _resamples(self.number)
 
-    def among(self, kept: np.ndarray) -> Clusters:
+    def among(self, kept: np.ndarray) -> "Clusters":
         """The clusters of the selected observations only; `kept` is bool (size,)."""
         return Clusters(self._of[kept].tolist())
 

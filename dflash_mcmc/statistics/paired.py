@@ -12,8 +12,6 @@ are not equal, and of the chains, each of which is one draw. More problems divid
 The formula is the normal one, of a paired t test with many problems.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -222,7 +220,7 @@ class VarianceParts(NamedTuple):
     """Of one chain of each run, within a problem; a mean of c chains has 1/c of it."""
 
     @classmethod
-    def of(cls, a: PairedOutcomes, b: PairedOutcomes) -> VarianceParts:
+    def of(cls, a: PairedOutcomes, b: PairedOutcomes) -> "VarianceParts":
         """The estimates from two runs on the same problems, at least two.
 
         A run of one chain a problem, such as greedy decoding, counts as without noise of its own. If both runs have one chain,

@@ -3,8 +3,6 @@
 They read records and need no model. The docstring of `chains.py` defines a vote.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -111,12 +109,12 @@ class Vote:
     adaptive: AdaptiveVote = dataclasses.field(default_factory=AdaptiveVote)
 
     @property
-    def rules(self) -> dict[str, VoteRule]:
+    def rules(self) -> "dict[str, VoteRule]":
         """The rules by name."""
         return {rule.name: rule for rule in (self.power, self.adaptive)}
 
     @classmethod
-    def of(cls, values: Mapping[str, Mapping[str, Any] | None]) -> Vote:
+    def of(cls, values: Mapping[str, Mapping[str, Any] | None]) -> "Vote":
         """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them. Raises TypeError."""
         return cls(power=PowerVote(**(values.get("power") or {})), adaptive=AdaptiveVote(**(values.get("adaptive") or {})))
 
@@ -194,7 +192,7 @@ class Votes(NamedTuple):
     """The place of each chain's candidate; -1 for a chain that does not vote."""
 
     @classmethod
-    def of(cls, chains: Sequence[Record]) -> Votes:
+    def of(cls, chains: Sequence[Record]) -> "Votes":
         """The votes in the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
         correct = {text for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}

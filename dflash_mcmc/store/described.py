@@ -4,8 +4,6 @@ The file of problems is replaced as a whole and under the lock of the folder. So
 a run write each problem once. A process writes it before its first record, so that every record's problem is in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """Writes files. Neither the end of the process nor a full disk leaves a partial file."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

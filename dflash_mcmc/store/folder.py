@@ -19,8 +19,6 @@ gets the lock finds the record.
 A task is a sample or a unit of a probe.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -72,7 +70,7 @@ class RunStore:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, not_in_memory: Sequence[str] = (), schema: Schema | None = None,
-             repair: bool = False, digest: str | None = None) -> Iterator[RunStore]:
+             repair: bool = False, digest: str | None = None) -> "Iterator[RunStore]":
         """Creates the folder if needed and reads its records. Raises UserError for a damaged file or a folder without locks.
 
         Args:

@@ -11,8 +11,6 @@ anywhere in the process releases all its locks. `Locks` therefore opens a file o
 `FolderLocks` are those of a run folder: each byte of its lock file guards what only one process may do at a time.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

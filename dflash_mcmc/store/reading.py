@@ -3,8 +3,6 @@
 `move_damaged` moves damaged lines to `records.damaged.jsonl` on request, so that their tasks are done again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

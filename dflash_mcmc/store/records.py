@@ -4,8 +4,6 @@ A record is one line of JSON with a checksum (`schema.py`), and a line counts on
 writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache

@@ -22,8 +22,6 @@ Keys that the TypedDict does not have are allowed: a newer version may have adde
 TypedDict, alone, in lists or in objects. The field of an error is then a path: `cells[2].trace.cut`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -110,7 +108,7 @@ class Range(NamedTuple):
     low: int = -MOST
     high: int = MOST
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
         return {**handler(source), "ge": self.low, "le": self.high}
 
 
@@ -119,21 +117,21 @@ class OneOf(NamedTuple):
 
     values: tuple[str, ...]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
         return {"type": "literal", "expected": list(self.values)}
 
 
 class AsList(NamedTuple):
     """In an annotation of a tuple: JSON has a list for it."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
         return {**handler(source), "strict": False}
 
 
 class Finite(NamedTuple):
     """In an annotation of values that may be anything: `is_plain` accepts them."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> Any:
         from pydantic_core import PydanticCustomError, core_schema
 
         def check(value: object) -> object:
@@ -185,14 +183,14 @@ class Schema:
         self._fields = fields
         self.digest: str | None = None
 
-    def of_run(self, digest: str | None) -> Schema:
+    def of_run(self, digest: str | None) -> "Schema":
         """The same schema for the records of one run. A line with the hash of another run's identity is then refused."""
         of_run = copy(self)  # copied, since `sample_schema` gives every run the same object
         of_run.digest = digest
         return of_run
 
     @cached_property
-    def _adapter(self) -> TypeAdapter[Any]:
+    def _adapter(self) -> "TypeAdapter[Any]":
         """Raises pydantic.PydanticUserError for an annotation that it cannot check."""
         from pydantic import ConfigDict, TypeAdapter, with_config
         from typing_extensions import TypedDict
@@ -226,7 +224,7 @@ class Schema:
         return None
 
 
-def _sentence(value: object, errors: list[ErrorDetails]) -> str:
+def _sentence(value: object, errors: "list[ErrorDetails]") -> str:
     """The first error. pydantic has one for each type that a value may have."""
     path, first = _place(value, errors[0]), errors[0]
     words = {"missing": "a value", "extra_forbidden": IS_PLAIN}
@@ -236,7 +234,7 @@ def _sentence(value: object, errors: list[ErrorDetails]) -> str:
     return f"{path or 'line'}: given {given}; allowed: {' or '.join(allowed)}"
 
 
-def _place(value: Any, error: ErrorDetails) -> str:
+def _place(value: Any, error: "ErrorDetails") -> str:
     """The path of an error in a value, without the names of types that pydantic appends."""
     path = ""
     for step in error["loc"]:

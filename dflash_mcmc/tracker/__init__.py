@@ -1,7 +1,5 @@
 """Trackers: where metrics are shown. A failing tracker never stops a run: the run folder has everything."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path

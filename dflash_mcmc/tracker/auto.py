@@ -1,7 +1,5 @@
 """The default: W&B for who has an account or asks for it, else the dashboard on this machine, else nothing."""
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """No tracking."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dflash_mcmc.registry import register

@@ -1,7 +1,5 @@
 """Tracking with Trackio: a dashboard on this machine, without an account."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -32,7 +30,7 @@ class TrackioTracker(Tracker):
         if importlib.util.find_spec("trackio") is None:
             raise UserError("tracker=trackio: the package trackio is not installed: pip install trackio")
 
-    def start(self, info: RunInfo) -> TrackioRun:
+    def start(self, info: RunInfo) -> "TrackioRun":
         """Opens the run, or resumes it: its name ends with the start of its identity."""
         folder = os.environ.setdefault("TRACKIO_DIR", str(Path(self.folder).resolve() / "trackio"))  # read at the import
         with contextlib.redirect_stdout(io.StringIO()):  # it prints five lines on how to see the dashboard

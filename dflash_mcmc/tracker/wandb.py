@@ -1,7 +1,5 @@
 """Tracking with Weights & Biases. It never prompts, never hangs and never stops a run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -49,7 +47,7 @@ class WandbTracker(Tracker):
             return "wandb/disabled"
         return "wandb" if (self.entity, self.project) == (None, "dflash_mcmc") else f"wandb/{self.entity}/{self.project}"
 
-    def start(self, info: RunInfo) -> WandbRun:
+    def start(self, info: RunInfo) -> "WandbRun":
         """Opens the W&B run, or resumes it. Its id contains the identity of the run."""
         import wandb
 
@@ -75,7 +73,7 @@ class WandbTracker(Tracker):
         # This looks for an API key in the environment and in netrc. It asks neither the user nor the server.
         return ("online", "") if wandb.login(prompt=False, verify=False) else ("offline", "not logged in")
 
-    def _init(self, wandb, info: RunInfo, mode: str) -> wandb.Run:
+    def _init(self, wandb, info: RunInfo, mode: str) -> "wandb.Run":
         settings = wandb.Settings(
             init_timeout=30, finish_timeout=120, silent=True, console="off",
             # By default 15 s of data are kept in memory, which a kill would lose.
@@ -97,7 +95,7 @@ class WandbRun(TrackedRun):
     Our process still has its grace time: it starts another process of W&B and logs the recent metrics again.
     """
 
-    def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
+    def __init__(self, open_run: "Callable[[], wandb.Run]", info: RunInfo, mode: str, why: str):
         self._open, self._info = open_run, info
         self._finished = 0
         """Records so far."""
@@ -110,7 +108,7 @@ class WandbRun(TrackedRun):
             # A run's bar is on the terminal's last line. This clears it, and shows it again below the line.
             tqdm.write(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
 
-    def _begun(self) -> tuple[wandb.Run, set[str]]:
+    def _begun(self) -> "tuple[wandb.Run, set[str]]":
         """An open run of W&B, and the metrics that are defined in it."""
         run = self._open()
         run.define_metric("finished", hidden=True, summary="none")
@@ -196,7 +194,7 @@ def artifact_name(*parts: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
 
 
-def _table(rows: list[dict]) -> wandb.Table:
+def _table(rows: list[dict]) -> "wandb.Table":
     import wandb
 
     columns = dict.fromkeys(key for row in rows for key in row)

@@ -4,8 +4,6 @@
     python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target
 """
 
-from __future__ import annotations
-
 from dflash_mcmc.config.help import is_asked_for, usage_of
 from dflash_mcmc.process import program, ranks
 

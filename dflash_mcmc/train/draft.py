@@ -12,8 +12,6 @@ steps. It is written at every evaluation.
 Source: DFlash (arXiv 2602.06036).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -89,7 +87,7 @@ def train(plan: DraftPlan) -> Path:
     return target
 
 
-def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
+def shape_of(plan: DraftPlan, model: "LanguageModel") -> DFlashShape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
     check_shape(wanted, num_layers)
@@ -118,7 +116,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     return shape
 
 
-def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: "LanguageModel") -> DFlash:
     """The draft before the first step, in float32: a new one, with the tensors that the plan starts from.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
@@ -147,7 +145,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
 class _Session:
     """The state of a training run: models, batches and held-out responses."""
 
-    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
+    def __init__(self, plan: DraftPlan, accelerator: "Accelerator", model: "LanguageModel", draft: DFlash,
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
@@ -228,7 +226,7 @@ def _describe(figures: dict[str, object]) -> str:
     return "tokens for each forward of the target: " + ", ".join(f"{tau:.2f} at temperature {t}" for t, tau in taus.items())
 
 
-def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
+def export(draft: DFlash, plan: DraftPlan, model: "LanguageModel", folder: Path,
            figures: dict[str, object]) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
 

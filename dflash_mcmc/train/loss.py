@@ -21,8 +21,6 @@ responses this is exactly greedy speculation, and for sampled ones sample-and-ma
 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -64,12 +62,12 @@ class TrainingBlocks(NamedTuple):
     lengths: torch.Tensor
     anchors: torch.Tensor
 
-    def rows(self, rows: list[int]) -> TrainingBlocks:
+    def rows(self, rows: list[int]) -> "TrainingBlocks":
         """A selection of the sequences, with the padding reduced to the longest of them."""
         length = int(self.lengths[rows].max())
         return TrainingBlocks(self.tokens[rows, :length], self.lengths[rows], self.anchors[rows])
 
-    def to(self, device: torch.device) -> TrainingBlocks:
+    def to(self, device: torch.device) -> "TrainingBlocks":
         """The same blocks on another device."""
         return TrainingBlocks(*(tensor.to(device) for tensor in self))
 
@@ -214,7 +212,7 @@ class Candidates(NamedTuple):
     num_certain: int
     log_weight: float
 
-    def to(self, device: torch.device) -> Candidates:
+    def to(self, device: torch.device) -> "Candidates":
         """The same candidates on another device."""
         return self._replace(ids=self.ids.to(device))
 

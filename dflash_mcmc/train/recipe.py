@@ -4,8 +4,6 @@
 published recipe, which works for any target.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

@@ -4,8 +4,6 @@ They are stored in a folder of their own, in files ("pieces") of 256 prompts, wh
 launch claims the next missing piece when it is free. A resumed run samples only the pieces that were not finished.
 """
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Iterator, Sequence
@@ -99,7 +97,7 @@ class Request(NamedTuple):
     """Sampling temperatures. Consecutive questions cycle through them."""
 
 
-def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
+def responses(plan: DraftPlan, model: "LanguageModel", folder: Path, request: Request) -> list[Response]:
     """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
     here = folder / request.name
     make_folder(here, "paths.outputs")
@@ -114,7 +112,7 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
     return read
 
 
-def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
+def _draw(plan: DraftPlan, model: "LanguageModel", request: Request, pieces: list[Path]) -> None:
     """Samples missing pieces. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.plan import Workload

@@ -5,8 +5,6 @@
     print(found.is_red)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
-           hardware: Hardware | None = None, level: float = 1e-3, function: LawFunction | None = None,
-           **law: float) -> Audit:
+           hardware: "Hardware | None" = None, level: float = 1e-3, function: LawFunction | None = None,
+           **law: float) -> "Audit":
     """Audits the tokens that an engine drew against the law that it states.
 
     Args:

@@ -1,7 +1,5 @@
 """`python -m dflash_mcmc.verify TARGET ...`: whether an engine draws tokens from the law that it states."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -105,7 +103,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[Section]]:
+def _audited(path: Path, config: "Config", given: "Namespace", server: str | None) -> "tuple[Audit, list[Section]]":
     note("reading the model")
     from dflash_mcmc.process import bars
     from dflash_mcmc.verify import behaviour, drawn, report
@@ -122,11 +120,11 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
-    def of(source: Path) -> tuple[list[DrawnText], int]:
+    def of(source: Path) -> "tuple[list[DrawnText], int]":
         return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
             list(drawn.of_file(source, model, read)), 0)
 
-    def counted(bar: bars.Bar) -> Iterator[DrawnText]:
+    def counted(bar: bars.Bar) -> "Iterator[DrawnText]":
         for text in texts:
             yield text
             bar.update(tokens=len(text.tokens))
@@ -153,7 +151,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     return audited, more
 
 
-def _defaults(config: Config, law: SamplingParams) -> str:
+def _defaults(config: "Config", law: SamplingParams) -> str:
     """The steps that generation_config.json sets and the law lacks. An engine applies them where a request is silent."""
     files = config.model.files()
     path = files.folder / "generation_config.json" if files else None
@@ -167,7 +165,7 @@ def _defaults(config: Config, law: SamplingParams) -> str:
             f"silent. If the texts were drawn so, state {silent}.") if silent else ""
 
 
-def _stated(overrides: list[str]) -> Config:
+def _stated(overrides: list[str]) -> "Config":
     def added(names: set[str]) -> list[str]:
         fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
         if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint(
@@ -183,13 +181,13 @@ def _stated(overrides: list[str]) -> Config:
     return config
 
 
-def _token_law(config: Config) -> SamplingParams | None:
+def _token_law(config: "Config") -> SamplingParams | None:
     """The law of each token; None for a chain's sampler, and for answers that are drawn until one ends: tokens have none."""
     in_order = config.sampler.draws_once or config.sampler.is_deterministic
     return config.sampler.law() if in_order and not config.dataset.must_end else None
 
 
-def _of_run(folder: Path, overrides: list[str]) -> Config:
+def _of_run(folder: Path, overrides: list[str]) -> "Config":
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
     from omegaconf import OmegaConf

@@ -10,8 +10,6 @@ Most bets tilt the stated law p: q(x) is proportional to p(x) * exp(strength * f
 temperature, with f = 1 for the most likely token a draft's mistake, with f = 1 for tokens of the answer so far a penalty.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -483,8 +481,8 @@ class Audit(NamedTuple):
         return max(range(len(self.each)), key=lambda place: self.each[place].evidence)
 
 
-def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams | None, level: float,
-          blend: Blend | None = None, processed: bool = False) -> Audit:
+def audit(model: "LanguageModel", texts: "Iterable[DrawnText]", law: SamplingParams | None, level: float,
+          blend: "Blend | None" = None, processed: bool = False) -> Audit:
     """Audits texts against a law.
 
     Args:
@@ -524,13 +522,13 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens)
 
 
-def near_of(model: LanguageModel, temperature: float) -> float:
+def near_of(model: "LanguageModel", temperature: float) -> float:
     """The distance in nats at a temperature within which tokens are near-ties of another rounding."""
     return _NEAR_BFLOAT16 / temperature if model.dtype == torch.bfloat16 else _NEAR
 
 
 @torch.no_grad()
-def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
+def read_text(model: "LanguageModel", text: "DrawnText", law: SamplingParams, blend: "Blend | None") -> Payments:
     """What the tokens of a text pay, and their log p."""
     layers = () if blend is None else blend.tapped_layers(len(model.layers))
     sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)

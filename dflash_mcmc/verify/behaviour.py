@@ -3,8 +3,6 @@
 Texts that should be equal are compared. A server is asked alone, again, in a batch and with options, and is judged.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 And crafted cases for any engine, a small model and prompts whose answers show a mistake within few draws.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json
@@ -76,7 +74,7 @@ class DrawnText(NamedTuple):
     """The number of tokens of each step of an engine that speculates; None if it is not stated."""
 
 
-def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int]:
+def of_run(folder: Path, model: "LanguageModel", chat: bool) -> tuple[list[DrawnText], int]:
     """The texts of a run's records by problem and chain, up to the first one that is missing, and how many are left out.
 
     The records are in the order in which chains have ended, which depends on what they drew: with blocks of a draft, answers
@@ -106,7 +104,7 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
             for key in read if (tokens := records[key].get("tokens"))], len(records) - len(read)
 
 
-def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:
+def of_file(file: Path, model: "LanguageModel", law: SamplingParams) -> Iterator[DrawnText]:
     """The texts of a JSON Lines file. Raises UserError for a line that is none, or that states another law."""
     texts = (_of_row(row, where, model, law) for where, row in _rows(file))
     return (text for text in texts if text is not None)
@@ -127,7 +125,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{file}: cannot be read: {reason_of(error, 120)}; allowed: a JSON Lines file") from error
 
 
-def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: SamplingParams) -> DrawnText | None:
+def _of_row(row: dict[str, Any], where: str, model: "LanguageModel", law: SamplingParams) -> DrawnText | None:
     for name, stated in law.fields().items():
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
@@ -159,7 +157,7 @@ def _stating(name: str, value: object, law: SamplingParams) -> str:
     return f"sampler.{name}={value!r}"
 
 
-def _ids(value: object, where: str, model: LanguageModel) -> np.ndarray:
+def _ids(value: object, where: str, model: "LanguageModel") -> np.ndarray:
     if where.endswith(": prompt"):
         if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
             raise UserError(f"{where}: given {value!a:.60}; allowed: a text of valid Unicode")
@@ -201,7 +199,7 @@ def write_cases(config: Config, folder: Path) -> None:
             (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 
-def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: Path) -> None:
+def _write_gguf(config: dict[str, Any], weights: "dict[str, torch.Tensor]", file: Path) -> None:
     import gguf
 
     tokenizer = json.loads((_TINY / "tokenizer.json").read_text())
@@ -240,7 +238,7 @@ def connected(url: str) -> Endpoint:
     return Endpoint(Api(url=url, timeout_seconds=_SECONDS, patience_seconds=_PATIENCE), "TARGET")
 
 
-def draw(server: Endpoint, config: Config, model: LanguageModel, law: SamplingParams, file: Path,
+def draw(server: Endpoint, config: Config, model: "LanguageModel", law: SamplingParams, file: Path,
          concurrency: int | None = None) -> list[DrawnText]:
     """Asks a server for the texts of the configured problems, and appends each to a file.
 

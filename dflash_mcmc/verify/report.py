@@ -1,7 +1,5 @@
 """The text, the JSON and the page of an audit. The verdict is in the first line."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -151,7 +149,7 @@ def values(found: Audit) -> dict[str, object]:
             "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
 
 
-def _course(found: Audit) -> Figure:
+def _course(found: Audit) -> "Figure":
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(7.5, 3.4), layout="constrained")

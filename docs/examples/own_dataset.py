@@ -1,7 +1,5 @@
 """Problems of your own: a file of questions and answers, a run on it, and its table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Run this file, or import it. `docs/howto/index.md`, "A package of your own", makes it an option of the command line.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import dflash_mcmc as dm

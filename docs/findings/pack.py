@@ -5,8 +5,6 @@ to their last part, since they name folders of the machine that made the runs. R
 archive has no times and no owners: equal runs make equal bytes.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -4,8 +4,6 @@
     python -m tests.bench subjects=[tiny] parts=[c,f]   two parts, for the embedded model
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

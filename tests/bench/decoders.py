@@ -6,8 +6,6 @@ other lengths. Part i compares problems per hour. In part i the engine skips tok
 with the decoder `speculative_rejection`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Compares plain decoding of chains of equal length with `transformers.generate`: one chain, and batches."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

@@ -9,8 +9,6 @@ docs/about/hardware.md. The limit of a step is the time that its bytes take (wei
 the bandwidth at which this process copies memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

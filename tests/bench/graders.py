@@ -5,8 +5,6 @@ for each family. A line with `answer` and `solution`, as in MATH-500, gives up t
 itself, with itself in braces, and with the last box of the solution if the solution has a box.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import zlib

@@ -1,7 +1,5 @@
 """Timed runs of the engine over a subject's prompts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

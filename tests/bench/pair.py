@@ -9,8 +9,6 @@ time, so that a slow minute affects all of them. `ratio` compares tokens for eac
 `sampler=greedy` and `sampler=temperature` are also drawn by `generate`, alone and with `assistant_model` for a draft model.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of the benchmark. Each takes a subject and the sizes, and returns table rows: dictionaries with the same keys."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import threading

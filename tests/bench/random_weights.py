@@ -1,7 +1,5 @@
 """Targets and drafts with random weights at the shape of real ones. Time and memory are real; texts mean nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

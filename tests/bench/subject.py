@@ -3,8 +3,6 @@
 `tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make smollm2`.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """The benchmark: each part returns its rows, and bad values are errors. The measured speeds are not tested."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the tests of several blends check on the tabular engine."""
 
-from __future__ import annotations
-
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine
 from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.testing import power_target, total_variation

@@ -3,8 +3,6 @@
 Its block grid is tested in tests/engine/speculative/test_block_grid.py, its laws in tests/sampler.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

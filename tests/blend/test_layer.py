@@ -1,7 +1,5 @@
 """`blend=layer`: the logits of the mixed hidden state equal the mixture of the logits of both states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`blend=model`: the law with every sampler by enumeration, the engine against the reference, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`blend=none` changes nothing and taps nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dflash_mcmc.blend.none import NoBlend

@@ -1,7 +1,5 @@
 """`blend=prompt`: the law with every sampler by enumeration, the engine against the reference, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """`model=`, `draft=` and `dataset=` take a folder, a file or a hub name, as the fields in full do."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 

@@ -1,7 +1,5 @@
 """Configuration: every option composes, every mistake is one line, every field is classified."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

@@ -1,7 +1,5 @@
 """`--cfg job` names the option of each group above the values."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 

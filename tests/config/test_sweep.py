@@ -1,7 +1,5 @@
 """Sweeps: the documented points, the same by `-m` and by `sweep=`, and what becomes of their jobs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Where something known from elsewhere is typed, the run is what was meant, or the line has the override to type."""
 
-from __future__ import annotations
-
 import pytest
 
 import dflash_mcmc as dm

@@ -1,7 +1,5 @@
 """`dataset=aime24`: the real file, and zeros of gold answers."""
 
-from __future__ import annotations
-
 import json
 
 from dflash_mcmc.types import Problem

@@ -1,7 +1,5 @@
 """`dataset=aime25`: the real file, compared with published answers."""
 
-from __future__ import annotations
-
 import json
 
 ANSWERS = (70, 588, 16, 117, 279, 504, 821, 77, 62, 81, 259, 510, 204, 60, 735,

@@ -1,7 +1,5 @@
 """`dataset=arith`: right answers, disjoint splits, and many correct solutions of every problem."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

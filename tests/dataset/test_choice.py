@@ -1,7 +1,5 @@
 """Selection of problems by limit, id and shard, which is the same for every dataset."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_of

@@ -1,7 +1,5 @@
 """`dataset=clbench` from a file: the questions are conversations, and answers are not graded."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`dataset=gpqa_diamond` from a CSV file with the published columns: options in a fixed random order, and the right letter."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`dataset=gsm8k` from a file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

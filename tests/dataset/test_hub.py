@@ -1,7 +1,5 @@
 """`dataset=hub` from local folders: fields, templates, conversations, splits, and an error of one line for each mistake."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

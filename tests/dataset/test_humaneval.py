@@ -1,7 +1,5 @@
 """`dataset=humaneval`: the questions, and the programs that a grader runs."""
 
-from __future__ import annotations
-
 import ast
 import json
 

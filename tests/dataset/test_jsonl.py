@@ -1,7 +1,5 @@
 """`dataset=jsonl`: named fields, unchanged values, and an error of one line for each mistake."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

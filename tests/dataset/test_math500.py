@@ -1,7 +1,5 @@
 """`dataset=math500` from a file: the real rows if they are available, and made-up rows for errors."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

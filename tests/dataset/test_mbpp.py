@@ -1,7 +1,5 @@
 """`dataset=mbpp` from files with the columns of the full and of the sanitized version."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

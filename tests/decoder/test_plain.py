@@ -1,7 +1,5 @@
 """Plain decoding: nothing is drafted."""
 
-from __future__ import annotations
-
 from dflash_mcmc.decoder.plain import Plain
 
 

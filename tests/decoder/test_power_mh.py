@@ -1,7 +1,5 @@
 """Power sampling with speculative decoding: the exact transition matrix equals that with plain decoding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`decoder=speculative_match`: exact law on the tabular engine, and the tokens of plain decoding at every seed."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash

@@ -1,7 +1,5 @@
 """`decoder=speculative_rejection`, verified by token and by block: exact law on the tabular engine; faults are detected."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection

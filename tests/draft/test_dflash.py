@@ -1,7 +1,5 @@
 """`draft=dflash`: runs with a checkpoint folder, and errors for bad checkpoints."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`draft=dflash2`: the embedded checkpoint drafts candidates alone, and other networks are refused."""
 
-from __future__ import annotations
-
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 

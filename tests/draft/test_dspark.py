@@ -1,7 +1,5 @@
 """`draft=dspark`: runs with the embedded checkpoint, and refused settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.errors import UserError

@@ -1,7 +1,5 @@
 """`draft=eagle3`: laws by enumeration, entries that follow the target's rows, and runs."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`draft=model`: laws by enumeration, the cache that follows the target's rows, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import math
 import shutil

@@ -1,7 +1,5 @@
 """`draft=ngram`: prompt lookup."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.errors import UserError

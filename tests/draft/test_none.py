@@ -1,7 +1,5 @@
 """`draft=none` loads nothing."""
 
-from __future__ import annotations
-
 from dflash_mcmc.draft.none import NoDraft
 
 

@@ -1,7 +1,5 @@
 """Drafts with a reduced vocabulary: q is 0 for the tokens that they lack, in all rules and samplers that use it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`draft=self`: the target as its own draft."""
 
-from __future__ import annotations
-
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 

@@ -1,7 +1,5 @@
 """The draft of SmolLM2 that ships with the package: its shape, its size, and where it comes from."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """Known mistakes, planted in copies of the embedded checkpoints: by edits of config.json, or by changes of tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A planted mistake is found by its change; a healthy draft is called healthy."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`drafts speed`: tau of each number of drafted tokens, and what the times of steps say."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

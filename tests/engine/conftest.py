@@ -1,7 +1,5 @@
 """Fixtures of the engine: a random model, and what it draws token by token."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

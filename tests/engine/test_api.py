@@ -1,7 +1,5 @@
 """engine=api: identity, what it refuses, its audit and its retries. Its laws are in tests/engine/api/."""
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

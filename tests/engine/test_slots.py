@@ -1,7 +1,5 @@
 """The engine of slots is the default, and changes no identity."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_of, run_folder

@@ -1,7 +1,5 @@
 """engine=vllm without vLLM: identity, what it refuses, its settings. What vLLM draws is in tests/vllm."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math

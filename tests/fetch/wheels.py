@@ -1,7 +1,5 @@
 """A wheel with a tiny random GGUF model, as a source; and a package index of one folder for pip."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compares states, laws and ranks along an answer with transformers' hidden states and with loops in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Teacher forcing in pieces equals one forward, blocks equal separately drafted ones, and ties share a rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

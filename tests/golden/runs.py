@@ -6,8 +6,6 @@
 `tests/golden/test_golden.py` compares on any machine: floats to a tolerance, everything else exactly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The stored runs, drawn again on any machine: floats are compared to a tolerance, everything else exactly."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import runs

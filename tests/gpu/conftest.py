@@ -4,8 +4,6 @@
 without a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What only a GPU shows: CUDA graphs, kernels of attention, bfloat16, peak memory against its plan, memory that runs out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

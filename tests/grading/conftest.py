@@ -1,7 +1,5 @@
 """One pool for all tests that do not change it, because its processes take seconds to start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Gold answers of programs, and grades of texts, for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

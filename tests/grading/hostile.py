@@ -1,7 +1,5 @@
 """Answers that try to hang, crash or take over the grading process, or to fill its memory."""
 
-from __future__ import annotations
-
 CODE = [
     "__import__('os').system('touch hostile')", "__import__(chr(111)+chr(115)).system(chr(116))",
     "().__class__.__bases__[0].__subclasses__()", "exec(open('hostile','w'))", r"\input{/etc/passwd}",

@@ -1,7 +1,5 @@
 """`grader=choice`: the letter that a text chooses, and no answer if it chooses none or several."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """`grader=code`: programs for HumanEval pass or fail, and leave nothing behind on the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

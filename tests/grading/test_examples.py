@@ -1,7 +1,5 @@
 """Examples of a function: calls with literal arguments, and the results that a text states for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.grading.extraction import function_of, in_assertions, in_docstring

@@ -1,7 +1,5 @@
 """`grader.extract`: the answer of a text without a box, by the rule that is chosen."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

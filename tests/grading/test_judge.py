@@ -1,7 +1,5 @@
 """`grader=judge`: rubrics at an OpenAI-compatible endpoint, here a server of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Marks of thinking and fences of programs: thinking never counts, and fences are read as CommonMark has them."""
 
-from __future__ import annotations
-
 import json
 import re
 

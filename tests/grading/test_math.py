@@ -1,7 +1,5 @@
 """The pool: it grades hostile answers in bounded time and memory, without side effects, in parallel with the run."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """A statement about a wrong, earlier or hypothetical answer does not replace the stated one."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.grading.choice import final_letter

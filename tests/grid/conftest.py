@@ -1,7 +1,5 @@
 """Stand-ins for the commands of SLURM: they note how they are called and answer what a test has laid down."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a grid's points lack, and how many jobs that takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

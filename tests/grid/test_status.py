@@ -1,7 +1,5 @@
 """What `status` shows: points from their records, jobs from SLURM or from what they have noted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From a command line to what SLURM is asked for; what cannot be is one line and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """A job's supervisor with a stand-in for its worker and for SLURM: what is retried, what is requeued, what ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

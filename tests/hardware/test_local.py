@@ -1,7 +1,5 @@
 """`hardware=local`: the chosen device, the number of threads, and errors."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """lm_eval and inspect_ai ask the server, by the commands of their page; a run opens as a log of inspect_ai."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Decisions and costs by hand; stages whose number does not divide the length: their horizons, and the law of a chain."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

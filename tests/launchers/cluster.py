@@ -19,8 +19,6 @@ slurmctld counts time limits in minutes and checks them every 30 s, so send sign
 delayed by seconds, so wait for it. Node names do not resolve to addresses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

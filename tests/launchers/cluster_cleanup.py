@@ -5,8 +5,6 @@ cluster. A cluster starts this program first. The cluster is therefore also remo
 start fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

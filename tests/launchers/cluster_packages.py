@@ -1,7 +1,5 @@
 """The Debian (or Ubuntu) packages of a SLURM cluster with accounting."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

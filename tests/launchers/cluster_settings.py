@@ -3,8 +3,6 @@
 Everything runs as the calling user, without systemd or cgroups. Sources: the manuals of slurm.conf, slurmdbd.conf, gres.conf.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets

@@ -1,7 +1,5 @@
 """The cluster that the tests of the SLURM launcher share, and a line with the reason if these tests are skipped."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ its times. The records equal those of an undisturbed run, and none is missing or
 ends with a readable message and without a traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The local server of Weights & Biases, extended by grid sweeps and their agents."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """The table of what engine=vllm does here: runs that fail are a line, and end no other run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The cluster for tests of the SLURM launcher leaves no processes or files, and says why it cannot start."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Grids on a real SLURM whose memory fails, and grids with a plugin."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Many random faults in the same sweeps: no record is lost, repeated or corrupted, and all messages are readable."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """The files of `launchers/`, each run with the embedded model as described in its first lines."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

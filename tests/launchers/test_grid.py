@@ -1,7 +1,5 @@
 """Grids on a real SLURM: after any fault of the jobs, the records are complete, unique and equal to those of one process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Prompts for the training of a draft: held-out problems are in no training part."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

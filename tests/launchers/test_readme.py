@@ -1,7 +1,5 @@
 """Runs the commands of the documentation that need SLURM on the cluster."""
 
-from __future__ import annotations
-
 import shlex
 
 from tests.launchers.test_grid import Submitter

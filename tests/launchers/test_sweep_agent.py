@@ -1,7 +1,5 @@
 """`launchers/sweep.yaml`: real `wandb sweep` and `wandb agent` commands with a server on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Grids with W&B: each point is one W&B run, even with several jobs and after faults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.launchers.test_grid import LONG, Submitter, keys

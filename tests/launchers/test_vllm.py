@@ -1,7 +1,5 @@
 """A grid of engine=vllm on a real SLURM, on CPUs: `make vllm-slurm`, in the environment of `make vllm`."""
 
-from __future__ import annotations
-
 import importlib.util
 import signal
 from pathlib import Path

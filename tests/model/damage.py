@@ -3,8 +3,6 @@
 A seed gives the same list again.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Broken checkpoints are errors of one line that name the field, the given value and the allowed ones. Nothing is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

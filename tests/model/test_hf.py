@@ -1,7 +1,5 @@
 """`model=hf`: checkpoint folders, their identity, stop ids and prompts. Nothing else of generation_config is used."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`model.rope_scaling` gives the model that transformers makes of such a configuration, beyond the original length too."""
 
-from __future__ import annotations
-
 import json
 import re
 

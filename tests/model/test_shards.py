@@ -1,7 +1,5 @@
 """A tensor is read from the file that the index assigns it to, whatever another file holds under its name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

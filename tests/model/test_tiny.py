@@ -1,7 +1,5 @@
 """`model=tiny`: the embedded checkpoint has the shape of the recipe, and an accuracy that is neither too low nor too high."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A run over a damaged checkpoint ends in a result or in a refusal of one line. Anything else is a fault."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

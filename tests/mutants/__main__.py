@@ -6,8 +6,6 @@ be started. Results are stored as they come. They are used again while the edit,
 same. `--fresh` forgets them, which is right before a release.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

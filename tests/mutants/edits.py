@@ -7,8 +7,6 @@
     harmless  why no test can fail under the edit; only for edits that change no law, no record and no answer
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from pathlib import Path

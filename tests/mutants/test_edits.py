@@ -1,7 +1,5 @@
 """The list of wrong edits fits the source, and the command that runs it says which edits survive."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`potential=examples`: programs that pass the examples of their question, in the sandbox and in a run."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Potentials on the tabular engine: the law of every sampler is p^alpha exp(beta r) on complete answers, by enumeration."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import Future
 from typing import Any, NamedTuple

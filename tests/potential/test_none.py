@@ -1,7 +1,5 @@
 """`potential=none`: the default, which is no part of an identity."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_of, label_of

@@ -1,7 +1,5 @@
 """`potential=python`: a function of the user, in a process with limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash

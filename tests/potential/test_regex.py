@@ -1,7 +1,5 @@
 """`potential=regex`, and what every evaluator does: it rates a text of a problem once, and counts failures."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`potential=reward`: the score of a checkpoint for sequence classification."""
 
-from __future__ import annotations
-
 import json
 from shutil import copytree
 

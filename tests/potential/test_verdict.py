@@ -1,7 +1,5 @@
 """`potential=verdict`: an oracle, in a run of the embedded model, while the engine runs other chains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

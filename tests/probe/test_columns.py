@@ -1,7 +1,5 @@
 """A column has its name, its meaning and its computation in one place."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dflash_mcmc.probe import ABSENT, Each, Observations, Table, meanings_of

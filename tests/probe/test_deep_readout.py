@@ -1,7 +1,5 @@
 """`probe=deep_readout` on the embedded pair: its records, its options, and invalid input."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Answers equal those of a run, signals depend on the answer alone, and tables are computed from the records."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """`probe=layer_rank` on the embedded pair: each rank equals that of a float64 loop, and every option has its effect."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`probe=logit_blend` on the embedded pair: sums equal those of a float64 loop, controls are exact, options have effects."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A mistake in the options of a probe is one line that names the field, the given value and the allowed ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.refusals import command_is_refused

@@ -1,7 +1,5 @@
 """Without a probe, the run draws samples."""
 
-from __future__ import annotations
-
 from dflash_mcmc.config.schema import unused
 from dflash_mcmc.settings import groups_of
 

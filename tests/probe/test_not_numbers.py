@@ -1,7 +1,5 @@
 """A pair whose logits are nan or infinite: each probe skips and counts that answer, continues, and writes no NaN as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

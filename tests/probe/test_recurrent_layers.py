@@ -1,7 +1,5 @@
 """Every probe measures a target with recurrent layers, or refuses it in a line before the weights are loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

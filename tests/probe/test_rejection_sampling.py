@@ -1,7 +1,5 @@
 """Correct samplers are within noise of the target, faulty ones are not; counts follow each sampler's exact distribution."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

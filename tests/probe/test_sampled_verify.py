@@ -1,7 +1,5 @@
 """Sample and match is not distinguished from plain sampling, faults are, and the measures see what they should see."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

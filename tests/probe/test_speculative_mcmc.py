@@ -1,7 +1,5 @@
 """The probe compared with a loop over blocks that uses only transformers, the draft's class and numpy; tables by hand."""
 
-from __future__ import annotations
-
 import copy
 import math
 from types import SimpleNamespace

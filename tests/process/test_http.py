@@ -1,7 +1,5 @@
 """The reader of other servers' replies, against a real server that drips, never ends, stops halfway, fails or says no JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Errors that the user can mend are one line, and all others keep their traceback."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

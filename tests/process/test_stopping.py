@@ -1,7 +1,5 @@
 """SIGTERM, SIGUSR1, SIGUSR2: what is under way is finished in the grace time, the rest given up; nothing is lost, or twice."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 The programs run in this process, up to where one would load a model, submit jobs or serve.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -6,8 +6,6 @@ wheel, does what a stranger would do in an empty folder, and runs the tests that
 checks is the end. The exit code is 1 if anything failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

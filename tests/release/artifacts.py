@@ -1,7 +1,5 @@
 """The wheel and the source distribution: how they are made, and what they must hold."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """Virtual environments of a release check: the oldest allowed versions of the packages, or the newest, for each Python."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

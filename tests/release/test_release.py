@@ -1,7 +1,5 @@
 """The check of a release sees what a wheel lacks, and takes the lower bounds of pyproject.toml exactly."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

@@ -1,7 +1,5 @@
 """What a stranger does with the wheel alone, and the tests that other versions of the packages can break."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

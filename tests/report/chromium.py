@@ -1,7 +1,5 @@
 """A page in Chromium without a window, and what a script sees in it."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """Reports without the seconds that their figures take."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.report import figure

@@ -1,7 +1,5 @@
 """Run folders as a run writes them, generated from counts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page in a real browser: it fits, logs nothing to the console, has a dark and a light scheme, and sorts tables."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of the guided-power-sampling document's counts has the document's tables and all the files that it names."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

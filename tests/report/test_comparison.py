@@ -5,8 +5,6 @@ random (the events of the .json are left out), the same once under two scorers, 
 two filters.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Hostile text in ids, questions, answers and names: markup in the page, formulas in CSV files, control characters."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

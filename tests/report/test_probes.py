@@ -1,7 +1,5 @@
 """Reports of probe runs: published rows beside rows of the same kind; and the tables of configuration and parameters."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

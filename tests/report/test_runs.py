@@ -1,7 +1,5 @@
 """Finding and reading runs: interrupted, torn, corrupt, of several experiments, and folders that are not runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

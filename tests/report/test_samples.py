@@ -1,7 +1,5 @@
 """The samples of a page: what is packed, what is left out where they are too many, and where questions come from."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

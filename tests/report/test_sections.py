@@ -1,7 +1,5 @@
 """The sections on sweeps, several chains, cost, strata and interaction, compared with numbers computed by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

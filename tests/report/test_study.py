@@ -1,7 +1,5 @@
 """The choice of baseline and pair, what is refused, and the warnings about misleading comparisons."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

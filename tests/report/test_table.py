@@ -1,7 +1,5 @@
 """The summary table: one row per run, with the settings that vary after its name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Estimates against published arithmetic, against the engine where it must agree exactly, and against real runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

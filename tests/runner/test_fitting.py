@@ -1,7 +1,5 @@
 """A problem that does not fit into the model's positions is recorded as too long, and the run goes on."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

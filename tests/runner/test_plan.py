@@ -1,7 +1,5 @@
 """Every job of a command line is checked before weights are loaded, and with the numbers of the loaded models."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

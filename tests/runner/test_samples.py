@@ -1,7 +1,5 @@
 """A run: resumed, extended, killed and shared ones end in the same records as an uninterrupted one, but for times."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

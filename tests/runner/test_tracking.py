@@ -1,7 +1,5 @@
 """What a run tells its tracker: every record and the summary, once, whatever ended the starts between; and a readable name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What every probe can rely on: its records are kept, completed and put in order, and nothing else is loaded for it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The line after a run with more than half of its answers unread: its likely cause, and the command that helps."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """The law of a chain from its stages, and how far a step is from the power law, with matrices of the tabular engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`sampler=best_of_n` on the tabular engine: its exact law, compared with a sum over all N-tuples."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

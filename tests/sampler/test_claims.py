@@ -1,7 +1,5 @@
 """What samplers say about themselves: the power that a report compares, the expected cost, the width of their operations."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel

@@ -1,7 +1,5 @@
 """`sampler=draft_mh` on the tabular engine: the power target is invariant on the absolute grid."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend

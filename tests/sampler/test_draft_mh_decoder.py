@@ -1,7 +1,5 @@
 """`sampler=draft_mh` with `proposal=mixture` under speculative decoders: its law on the tabular engine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

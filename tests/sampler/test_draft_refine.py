@@ -1,7 +1,5 @@
 """`sampler=draft_refine` on the tabular engine: steps keep the power target, the chain starts at the draft."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

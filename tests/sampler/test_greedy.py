@@ -1,7 +1,5 @@
 """`sampler=greedy`: its law is a point mass on the sequence of most likely tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`sampler.function`: laws of a token by a function of the user, on the tabular engine and in a batch of the tiny target."""
 
-from __future__ import annotations
-
 import itertools
 import runpy
 

@@ -1,7 +1,5 @@
 """`sampler=lookahead` on the tabular engine: its law by enumeration, and how far it is from p^alpha."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

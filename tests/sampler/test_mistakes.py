@@ -1,7 +1,5 @@
 """A mistake in the options of a sampler is one line that names the field and the given value."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.composing import composed

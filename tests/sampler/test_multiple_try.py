@@ -1,7 +1,5 @@
 """`sampler=multiple_try` on the tabular engine: both forms by enumeration, mistakes that the tests catch, early rejection."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

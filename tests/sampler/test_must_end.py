@@ -1,7 +1,5 @@
 """`dataset.must_end` on the tabular engine: the law of every sampler has only answers that end, by enumeration."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`sampler=power_mh` on the tabular engine: every option keeps the power target invariant."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """`sampler.schedule=adaptive` on the tabular engine: its law, the invariance of its last stage, and schedules that lack it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash

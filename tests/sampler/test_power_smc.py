@@ -1,7 +1,5 @@
 """`sampler=power_smc` on the tabular engine: unbiased weights, exact wrappers, and public mistakes that these tests catch."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

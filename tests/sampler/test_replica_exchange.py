@@ -1,7 +1,5 @@
 """`sampler=replica_exchange` on the tabular engine: the joint law by enumeration, and mistakes that these tests catch."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Stop strings on the tabular engine: every sampler's law is over the stopped texts, by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """`sampler=temperature` on the tabular engine: its exact law with every truncation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

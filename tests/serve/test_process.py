@@ -1,7 +1,5 @@
 """The server as a process: signals, two servers on a port, 500 requests at once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

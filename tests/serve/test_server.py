@@ -1,7 +1,5 @@
 """A server on a port of its own: answers of `dflash_mcmc.sample`, errors of one line, clients that go, keys, a full queue."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -45,7 +43,7 @@ OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dat
 class Running(Served):
     """Such a server, with requests to it."""
 
-    def client(self, key: str = KEY) -> openai.OpenAI:
+    def client(self, key: str = KEY) -> "openai.OpenAI":
         import openai
 
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=processes.HANG)

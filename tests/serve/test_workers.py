@@ -1,7 +1,5 @@
 """Orders with other stop strings: in one batch where the engine can, in rounds where it cannot, with the same answers."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 
 import numpy as np

@@ -1,7 +1,5 @@
 """pass@k, votes and best of N, compared with enumerations of all subsets of k chains, and with examples computed by hand."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

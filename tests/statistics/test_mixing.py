@@ -1,7 +1,5 @@
 """R-hat and ESS equal those of Vehtari et al. 2021; chains that never move do not count as well mixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

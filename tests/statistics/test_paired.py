@@ -3,8 +3,6 @@
 `tests/report/test_comparison.py` compares a thousand random tables with the tests of scipy and statsmodels.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One program of several draws, by what they do on examples: rules on records that are written by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_mcmc.statistics.chains import aggregated

@@ -1,7 +1,5 @@
 """Summaries: rates are shares of proposals, means are over the samples that could be drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from statsmodels.stats.proportion import proportion_confint

@@ -1,7 +1,5 @@
 """The weights of each rule: exact answer laws on the tabular engine."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

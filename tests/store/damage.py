@@ -1,7 +1,5 @@
 """Ways to damage the files of a run folder. Each is a function of the folder; the list is the same for a seed."""
 
-from __future__ import annotations
-
 import json
 import os
 import random  # noqa: TID251  (the places of damage do not belong to an experiment)

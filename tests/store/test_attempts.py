@@ -1,7 +1,5 @@
 """A sample that kills its process is named; without it the others are drawn as they were."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Damaged run folders: each command ends with one line, or with the records that were written. No traceback and no hang."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

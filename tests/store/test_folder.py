@@ -1,7 +1,5 @@
 """The store: torn lines are dropped, corrupt files refused, several processes draw one run and no sample twice."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Locks and threads on other systems than Linux."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

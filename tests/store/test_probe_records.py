@@ -1,7 +1,5 @@
 """Records of probes: their key, finite numbers and a checksum are checked. A damaged one is a line, and is measured again."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

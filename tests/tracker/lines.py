@@ -1,7 +1,5 @@
 """A tracker that writes what it is told to `metrics.jsonl` in the run folder. After `use()`, `tracker=trackio` is this one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Unknown requests are listed in `unknown`, so that a test can check that there we
 how the real service processes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import itertools
@@ -74,7 +72,7 @@ class Loopback:
         self._connections: set[socket.socket] = set()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> "Loopback":
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 

@@ -1,7 +1,5 @@
 """`tracker=auto`, the default: W&B with an account, else Trackio, else none."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """`launchers/dashboard.py` with a server on this machine: the page and report that it creates, and errors of one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`tracker=none` accepts every call and does nothing."""
 
-from __future__ import annotations
-
 from dflash_mcmc.tracker.none import NoTracker
 
 

@@ -1,7 +1,5 @@
 """`tracker=wandb` with a server on this machine. Resumed runs and runs that are uploaded later are complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

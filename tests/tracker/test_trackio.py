@@ -1,7 +1,5 @@
 """`tracker=trackio`: its database has the sweep, and its page shows it in a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

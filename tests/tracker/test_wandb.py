@@ -1,7 +1,5 @@
 """`tracker=wandb` offline: the file that W&B writes contains the data of the run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Small targets, drafts and sequences for the tests of training."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -5,8 +5,6 @@ template, the two stop ids and the unused vocabulary rows of Qwen3. Code that wo
 The result is deterministic: the texts of step n are a function of the seed and n.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Training a draft: a resumed run ends with the same weights, the loss falls, and the result is loaded like any draft."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

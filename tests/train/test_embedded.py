@@ -1,7 +1,5 @@
 """Training the embedded target: the loss falls, and the checkpoint is loaded like any model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

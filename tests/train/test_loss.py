@@ -1,7 +1,5 @@
 """The loss: all blocks in one pass equal the definition, computed for single blocks and slots."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

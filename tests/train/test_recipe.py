@@ -1,7 +1,5 @@
 """The configuration of a draft's training: every mistake is an error of one line before a model is loaded. And the command."""
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import partial

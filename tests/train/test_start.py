@@ -1,7 +1,5 @@
 """Where a training starts, and that only one process trains in a folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """A server in the test's process that draws all its requests in one batch, right or with a fault that load alone shows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """What engines promise besides the law: pairs of texts, and a server with and without mistakes."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Payments under the stated law have a mean of one for every bet, so that evidence is a martingale: by enumeration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

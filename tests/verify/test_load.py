@@ -1,7 +1,5 @@
 """Audits by the number of requests at once: each fault that load alone shows, and right servers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

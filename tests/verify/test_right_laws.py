@@ -1,7 +1,5 @@
 """Whole audits of right laws of each step, and of engines that take a step wrongly, over a language with a table of logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Audits of what engines drew: run folders with and without faults, files of texts, a server, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

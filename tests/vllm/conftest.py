@@ -1,7 +1,5 @@
 """Tests with the real vLLM. All are marked `vllm`, run by `make vllm`, and need the second environment that it builds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines of vLLM for tests with the marker `vllm`, and the comparison of their chains with those of another engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +44,7 @@ class Comparison(NamedTuple):
     log_q: float
 
     @staticmethod
-    def of(found: dict[object, Finished], expected: Callable[[object], ChainResult]) -> Comparison:
+    def of(found: dict[object, Finished], expected: Callable[[object], ChainResult]) -> "Comparison":
         """Compares chains by their tags."""
         equal, log_p, log_q = 0, [0.0], [0.0]
         for tag, done in found.items():

@@ -1,7 +1,5 @@
 """A layer blend as a model class of vLLM: log p and log q are those of the engine of slots."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -3,8 +3,6 @@
 log p of every drawn token is compared with one forward of transformers over the whole sequence.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

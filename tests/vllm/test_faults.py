@@ -1,7 +1,5 @@
 """What goes wrong with vLLM: a full KV cache, logits that are not numbers, signals, and what vLLM refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The law of what vLLM draws, against the exact law of a random model with a vocabulary of a few tokens (chi-square)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Two processes for one model, on a CPU: the tokens of one process, and no process that stays behind."""
 
-from __future__ import annotations
-
 import contextlib
 
 import psutil

@@ -1,7 +1,5 @@
 """Chains on vLLM against the reference engine: tokens, decisions, log p and log q."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

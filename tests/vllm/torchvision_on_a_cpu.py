@@ -6,8 +6,6 @@ The package index has builds for CUDA alone. Their operators cannot be loaded, a
 This command adds declarations of the operators, which no text model calls, to that copy. It changes nothing else.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

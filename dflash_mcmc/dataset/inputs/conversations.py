@@ -4,8 +4,6 @@ conversations into texts, with a chat template or without one.
 `TEMPLATES` are the named templates of `dataset.prompt`, each with its source. The problem replaces {question}.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -56,7 +54,7 @@ class PromptText(str):
     plain: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, text: str, plain: Sequence[tuple[int, int]]) -> PromptText:
+    def of(cls, text: str, plain: Sequence[tuple[int, int]]) -> "PromptText":
         """The text with these places."""
         made = cls(text)
         made.plain = tuple(plain)
@@ -76,7 +74,7 @@ class Conversation(NamedTuple):
     """The system prompt; None if there is none, or if the turns begin with one."""
 
     @classmethod
-    def of(cls, text: str) -> Conversation:
+    def of(cls, text: str) -> "Conversation":
         """A conversation of a single turn of the user."""
         return cls(({"role": "user", "content": text},))
 

@@ -4,8 +4,6 @@ The user names the fields, or gives Jinja templates where one field is not enoug
 the file and the place.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import gzip
@@ -284,7 +282,7 @@ class Benchmark(FromFile):
             raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.path} on the hub, all 40 hexadecimal "
                               "digits, so that a run can be repeated; or a file, dataset.path=/path/to/test.jsonl")
 
-    def resolved(self, config: Settings) -> Benchmark:
+    def resolved(self, config: Settings) -> "Benchmark":
         """The dataset with its prompt as text. The revision is null if a file is read."""
         revision = None if self.path else self.revision
         return dataclasses.replace(cast(Benchmark, super().resolved(config)), revision=revision)
@@ -396,7 +394,7 @@ class NamedFields(FromFile):
 
 
 @cache
-def _template(field: str, source: str) -> Template:
+def _template(field: str, source: str) -> "Template":
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

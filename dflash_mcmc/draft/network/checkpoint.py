@@ -6,8 +6,6 @@ as a low number of accepted tokens.
 Source: DFlash (arXiv 2602.06036).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

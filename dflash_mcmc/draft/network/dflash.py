@@ -9,8 +9,6 @@ target's embedding and head.
 Source: DFlash (arXiv 2602.06036).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ and a selector that rescores the best tokens of each slot.
 Row k of a block predicts the token k places after the anchor, as in DFlash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

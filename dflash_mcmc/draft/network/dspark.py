@@ -8,8 +8,6 @@ same layout without heads. The confidence head of a checkpoint is not read.
 Source: DSpark (arXiv 2607.05147).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

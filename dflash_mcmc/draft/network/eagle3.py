@@ -13,8 +13,6 @@ they have no list.
 Source: EAGLE-3 (arXiv 2503.01840).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Any OpenAI-style completions endpoint: vLLM, SGLang or llama.cpp on other machines, or this package's own server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -51,7 +49,7 @@ class Api(Engine):
     patience_seconds: float = runtime(600.0, "time from a request's first failure in which it is sent again after 429, 5xx, "
                                     "resets and timeouts", gt=0)
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks the URL, and that no part needs more than drawn tokens and their log probabilities. Raises ConfigError."""
         from dflash_mcmc.engine.api.endpoint import OWN_FIELDS
 
@@ -77,7 +75,7 @@ class Api(Engine):
         endpoint = Endpoint(self)
         return f"{endpoint.kind} {endpoint.model}"
 
-    def load(self, config: Settings, device: str) -> UnloadedTarget:
+    def load(self, config: "Settings", device: str) -> "UnloadedTarget":
         """The tokenizer and the stop ids of model.path; the weights are the server's. Raises UserError."""
         from dflash_mcmc.engine.api.endpoint import Endpoint
         from dflash_mcmc.engine.batching import elsewhere
@@ -90,18 +88,18 @@ class Api(Engine):
         limits = [limit for limit in (target.max_positions, Endpoint(self).longest) if limit]
         return target._replace(max_positions=min(limits, default=None))
 
-    def resource(self, target: UnloadedTarget) -> object:
+    def resource(self, target: "UnloadedTarget") -> object:
         """This class: a run has the requests of a process to itself."""
         return Api
 
-    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
+    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
         """The tokenizer, and the positions of the model without regard to sliding windows, which servers compute."""
         from dflash_mcmc.engine.batching import elsewhere
 
         return elsewhere.prompt_encoder(config.model)
 
-    def start(self, config: Settings, target: UnloadedTarget, prompt_length: int, num_chains: int,
-              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
+    def start(self, config: "Settings", target: "UnloadedTarget", prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
         """Requests to the server, which is audited first. Raises UserError for a server that is not what is stated."""
         from dflash_mcmc.engine.api.audit import audited
         from dflash_mcmc.engine.api.endpoint import Endpoint

@@ -3,8 +3,6 @@
 The checks need no weights. A fault ends the run with the line that says which field to state.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence
@@ -46,7 +44,7 @@ _done = set[tuple[object, ...]]()
 """The audits that have passed in this process."""
 
 
-def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logprobs: str, num_requests: int) -> None:
+def audited(endpoint: Endpoint, config: "Settings", target: "UnloadedTarget", logprobs: str, num_requests: int) -> None:
     """Audits a server once for all runs of this process. Raises UserError with the first fault."""
     name = (endpoint.url, endpoint.kind, endpoint.model, repr(endpoint.body), logprobs, target.folder)
     if name in _done:
@@ -67,7 +65,7 @@ def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logpro
     _done.add(name)
 
 
-def _check(endpoint: Endpoint, target: UnloadedTarget, prompt: np.ndarray, stated: str, threads: ThreadPoolExecutor) -> None:
+def _check(endpoint: Endpoint, target: "UnloadedTarget", prompt: np.ndarray, stated: str, threads: ThreadPoolExecutor) -> None:
     """Raises UserError for the first fault. `stated`: what log probabilities are said to be."""
     top = _listed(endpoint, prompt)
 
@@ -126,7 +124,7 @@ def _wrong(allowed: str) -> ConfigError:
     return ConfigError("engine.url", "a server whose audit is red", allowed)
 
 
-def _check_text(target: UnloadedTarget, replies: Sequence[DrawnReply]) -> None:
+def _check_text(target: "UnloadedTarget", replies: Sequence[DrawnReply]) -> None:
     """The text of most answers must be that of their ids."""
     def bare(text: str) -> str:
         return "".join(text.replace("\ufffd", "").split())

@@ -1,7 +1,5 @@
 """An OpenAI-style completions endpoint: its requests with their retries, and what its replies say of the tokens they have."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

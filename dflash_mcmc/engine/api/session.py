@@ -1,7 +1,5 @@
 """Runs chains on a server: operations become requests, many at once, and the replies become answers."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

@@ -10,8 +10,6 @@ Rows of a cache hold the keys and values of all tokens. A layer with a window or
 full attention in its mask alone, and a rollback is the same for all of them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import Any, NamedTuple

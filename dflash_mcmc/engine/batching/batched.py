@@ -23,8 +23,6 @@ second: the engine's own steps of 1 and of 8 rows with those of 9, bit by bit, a
 are padded to multiples of eight.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence

@@ -16,8 +16,6 @@ the next one begins with, a spare row gives back what a rejected draw has overwr
 they hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -110,7 +108,7 @@ class RecurrentStates:
         """Writes states of a row, or of rows each at its own number, in a layer."""
         self.windows[layer][rows, at], self.matrices[layer][rows, at] = windows, matrices
 
-    def copy(self, row: int, at: int | slice, source: RecurrentStates, source_row: int, source_at: int | slice) -> None:
+    def copy(self, row: int, at: int | slice, source: "RecurrentStates", source_row: int, source_at: int | slice) -> None:
         """Copies states of a row of `source` into a row."""
         self.windows[:, row, at] = source.windows[:, source_row, source_at]
         self.matrices[:, row, at] = source.matrices[:, source_row, source_at]
@@ -290,13 +288,13 @@ class KVCache(Cache):
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
 
     @property
-    def drafts(self) -> KVCache:
+    def drafts(self) -> "KVCache":
         """The companion of a cache that has one: that of a draft, if there is a draft with a cache."""
         if self.companion is None:
             raise ValueError("this cache has no companion cache")
         return self.companion
 
-    def chain(self) -> list[KVCache]:
+    def chain(self) -> "list[KVCache]":
         """This cache, its companion, that one's companion, and so on."""
         return [self, *(self.companion.chain() if self.companion is not None else ())]
 
@@ -305,7 +303,7 @@ class KVCache(Cache):
         """Positions of a row."""
         return self.values.shape[3]
 
-    def on_host(self, length: int) -> KVCache:
+    def on_host(self, length: int) -> "KVCache":
         """A cache of the same shape with one row of `length` positions in the host's memory, for a slot without a row."""
         return KVCache(self._shape, 1, length, "cpu", self._companions)
 
@@ -359,7 +357,7 @@ class KVCache(Cache):
         keys, values = (memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
         return keys, values
 
-    def copy(self, source: KVCache, source_row: int, row: int, start: int, stop: int) -> None:
+    def copy(self, source: "KVCache", source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
         for own, other in ((self.keys, source.keys), (self.values, source.values)):
             own[:, row, :, start:stop] = other[:, source_row, :, start:stop]
@@ -451,7 +449,7 @@ class CachedPrefix:
             self.saved, self.saved_from = current[:in_row], start
         return span
 
-    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: "Sequence[CachedPrefix]",
               like: int | None = None) -> Placement:
         """Notes that the row will hold `sequence` without its last token, and returns how.
 

@@ -1,7 +1,5 @@
 """The chains of an engine: their requests, turns and costs, and the slots of their operations with keys and values."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from abc import ABC, abstractmethod
@@ -51,7 +49,7 @@ class RequestPart:
         shares: whether it shares forwards with other parts while their tokens are equal.
     """
 
-    def __init__(self, chain: LiveChain, operation: Operation):
+    def __init__(self, chain: "LiveChain", operation: Operation):
         self.chain, self.operation, self.base, self.cost = chain, operation, operation.trajectory, Cost()
         self.answer: Trajectory | None = None
         self.walk: list[dict[str, object]] = []
@@ -142,7 +140,7 @@ class LiveChain:
         answers = tuple(part.answer for part in self.parts)
         return answers if self._together else answers[0]
 
-    def slots_for(self, first: Sequence[RequestPart], again: Sequence[RequestPart]) -> list[Slot]:
+    def slots_for(self, first: Sequence[RequestPart], again: Sequence[RequestPart]) -> "list[Slot]":
         """A slot for each part, in the order in which they are placed.
 
         Args:

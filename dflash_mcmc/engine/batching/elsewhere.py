@@ -3,8 +3,6 @@
 The target is read from a checkpoint's other files than its weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
@@ -54,7 +52,7 @@ class UnloadedTarget(NamedTuple):
     forbidden: tuple[int, ...]
     stop_strings: StopStrings | None = None
 
-    def stopping_at(self, strings: Sequence[str]) -> UnloadedTarget:
+    def stopping_at(self, strings: Sequence[str]) -> "UnloadedTarget":
         """The same target, whose generations end at these strings too. Raises UserError."""
         return self._replace(stop_strings=StopStrings(strings, texts_of(self.tokenizer, self.vocab_size)) if strings else None)
 
@@ -104,7 +102,7 @@ def positions(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
-def prompt_encoder(model: Any) -> PromptEncoder | None:
+def prompt_encoder(model: Any) -> "PromptEncoder | None":
     """The encoder of a model's prompts, with its positions as of `positions`; None if its configuration is not here."""
     encoder = model.prompt_encoder()
     shape = None if encoder is None else model.shape("cpu")
@@ -145,7 +143,7 @@ class DelegatingEngine(ChainRunner):
         """Asks for the operations of a chain's new request, but for those that are answered at once."""
 
     @abstractmethod
-    def _step(self, run: LiveChains) -> None:
+    def _step(self, run: "LiveChains") -> None:
         """Gives chains the answers to requests that have ended, and takes these out of `_asked`."""
 
     @abstractmethod

@@ -28,8 +28,6 @@ penalises, since a threshold takes a sort, and takes the most likely token; the 
 step keeps PyTorch's draw if a row draws from other logits than the target's, or asks for further columns (`rows.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

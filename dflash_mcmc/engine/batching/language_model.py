@@ -6,8 +6,6 @@ chains. Here each expert has a multiple of 8 rows, which ensures the same bits (
 summed in the order of their weights.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
@@ -197,13 +195,13 @@ class LanguageModel:
         if packs and not self.has_experts and not self.recurrent_nets:
             self._pack()
 
-    def without_stops(self) -> LanguageModel:
+    def without_stops(self) -> "LanguageModel":
         """The same model, whose generations end at their horizon alone."""
         endless = copy.copy(self)
         endless.stop_ids, endless.stop_strings = (), None
         return endless
 
-    def stopping_at(self, strings: Sequence[str]) -> LanguageModel:
+    def stopping_at(self, strings: Sequence[str]) -> "LanguageModel":
         """The same model, whose generations end at these strings too. Raises UserError for an unknown kind of tokenizer."""
         if not strings and self.stop_strings is None:
             return self
@@ -237,7 +235,7 @@ class LanguageModel:
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state
 
-    def loop_under(self, implementation: str) -> linear.LayerLoop | GpuLoop | None:
+    def loop_under(self, implementation: str) -> "linear.LayerLoop | GpuLoop | None":
         """This package's loop of the layers under an implementation of attention; None where modules of transformers run."""
         loop = self._loop
         own = loop is not None and not loop.is_hooked and (not loop.has_ranges or implementation == attention.OWN)

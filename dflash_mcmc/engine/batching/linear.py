@@ -21,8 +21,6 @@ rows once and not in each product, rotates queries and keys together, and norms 
 `loop_of` compares it with the modules on the machine that it runs on.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

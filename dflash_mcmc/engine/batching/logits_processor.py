@@ -4,8 +4,6 @@ The weights exp(logit - max) are computed once for the whole vocabulary, in floa
 ids. Cumulative sums are in float64, first over the blocks and then inside the one block that contains a token.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -67,7 +65,7 @@ class History(NamedTuple):
     tokens: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
 
-    def of_rows(self, rows: torch.Tensor) -> History:
+    def of_rows(self, rows: torch.Tensor) -> "History":
         """The history of some rows, int64 (n,)."""
         return History(*(None if values is None else values[rows] for values in self))
 

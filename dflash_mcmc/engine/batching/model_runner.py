@@ -11,8 +11,6 @@ alike. The positions before a shorter prompt hold tokens that no later token att
 count from the start of the second prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, TypeAlias, cast
@@ -107,8 +105,8 @@ class ModelRunner:
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
-                 companion: ModelRunner | None = None, second: SecondPrompts | None = None,
-                 drafting: ModelRunner | None = None):
+                 companion: "ModelRunner | None" = None, second: SecondPrompts | None = None,
+                 drafting: "ModelRunner | None" = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
         self.companion, self.second, self.drafting = companion, second, drafting
         self.beside = [runner for runner in (companion, drafting) if runner is not None]

@@ -3,8 +3,6 @@
 All but the caches themselves is known before the weights are loaded.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

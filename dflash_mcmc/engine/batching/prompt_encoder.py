@@ -1,7 +1,5 @@
 """Encodes prompts for a target whose weights are not loaded. PyTorch is not imported, since its import takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace

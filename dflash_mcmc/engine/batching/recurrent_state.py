@@ -20,8 +20,6 @@ every forward goes token by token. A state then depends only on the inputs befor
 Source: Gated Delta Networks (arXiv 2412.06464), equation 10, as Qwen3-Next and Qwen3.5 compute it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -48,7 +46,7 @@ _UNKNOWN = -1
 class RecurrentLayer(CacheLayer):
     """One recurrent layer of a `HybridCache`. `mix` reads and writes its states in each forward."""
 
-    def __init__(self, cache: HybridCache, number: int, shape: RecurrentShape, device: torch.device):
+    def __init__(self, cache: "HybridCache", number: int, shape: RecurrentShape, device: torch.device):
         super().__init__(shape.dtype, device, cache.length)
         self._cache, self._number = cache, number
 
@@ -117,7 +115,7 @@ class HybridCache(KVCache):
             layers.insert(layer, RecurrentLayer(self, index, recurrent, torch.device(device)))
         self.layers = [*layers]
 
-    def on_host(self, length: int) -> HybridCache:
+    def on_host(self, length: int) -> "HybridCache":
         return HybridCache(self._shape, 1, length, "cpu", self._companions, self.every, self.num_recent)
 
     def reserve(self, length: int) -> None:
@@ -161,7 +159,7 @@ class HybridCache(KVCache):
         super().fork(leader, row, start, stop)
         self._copy_recent(self, leader, row, stop)
 
-    def _copy_recent(self, source: HybridCache, source_row: int, row: int, stop: int) -> None:
+    def _copy_recent(self, source: "HybridCache", source_row: int, row: int, stop: int) -> None:
         at = stop % self.num_recent
         self.recent.copy(row, at, source.recent, source_row, at)
         self.known[row] = stop

@@ -3,8 +3,6 @@
 A step is plain, block by block, speculative, or a captured graph.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -46,7 +44,7 @@ class Limit(NamedTuple):
     """Log of `Floor.length`: the length term is log_length - log(generated tokens). -inf for none."""
 
     @staticmethod
-    def of(draw: Draw, base: Trajectory) -> Limit:
+    def of(draw: Draw, base: Trajectory) -> "Limit":
         """The floor of a draw whose next token follows `base`, the draw's trajectory or a longer one."""
         if (floor := draw.floor) is None:
             return Limit()
@@ -87,7 +85,7 @@ class RowProgress(NamedTuple):
     blocks: np.ndarray
     kept: np.ndarray
 
-    def counts(self, row: int) -> RowCounts:
+    def counts(self, row: int) -> "RowCounts":
         """Counts of one row."""
         return RowCounts(*(int(values[row]) for values in (self.rounds, self.fed, self.blocks, self.kept)))
 

@@ -4,8 +4,6 @@ Rows are in this order: rows that are fed, rows that share the forwards of one o
 belong to slots that rest. A slot that rests gives up its row when another operation needs it, and moves out.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -57,7 +55,7 @@ class Scheduler(ChainPool):
         waiting: the slots whose operations wait for a row, the longest wait first.
     """
 
-    def __init__(self, source: Iterable[tuple[Hashable, Chain] | None], num_rows: int, memory: SlotMemory, loop: DecodeLoop,
+    def __init__(self, source: Iterable[tuple[Hashable, Chain] | None], num_rows: int, memory: SlotMemory, loop: "DecodeLoop",
                  speculation: Speculation[Drafter] | None, options: Options, sharing: bool, meter: Meter):
         super().__init__(source, meter)
         self.running, self.waiting, self._scores = list[Slot](), deque[Slot](), list[Slot]()

@@ -14,7 +14,6 @@ The tables of several sets of strings are joined as one (`Endings`), so that eac
 A state belongs to a set. Two states belong to all sets: 0 of rows without strings, and 1 after a string was found. A row's
 set is therefore known by its state alone.
 """
-from __future__ import annotations
 
 import functools
 import json
@@ -231,7 +230,7 @@ class Endings:
         compiled: the tables of the strings of an operation.
     """
 
-    def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: torch.device,
+    def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: "torch.device",
                  compiled: Callable[[tuple[str, ...]], StopStrings]):
         import torch
 
@@ -248,7 +247,7 @@ class Endings:
         return len(self._offsets)
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> "list[torch.Tensor]":
         """What `after` reads: places of a state's classes, classes of tokens, places of a state's row, and its states."""
         return [self._vocabulary, self._classes, self._row, self._steps]
 
@@ -262,7 +261,7 @@ class Endings:
         state = strings.state(tokens)
         return FOUND if state == FOUND else self._offsets[strings.strings] + state
 
-    def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def after(self, states: "torch.Tensor", tokens: "torch.Tensor") -> "torch.Tensor":
         """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
         classes = self._classes[self._vocabulary[states] + tokens]
         return self._steps[self._row[states] + classes].long()
@@ -288,7 +287,7 @@ class Endings:
         strings = self._strings_of(operation)
         return int(tokens[-1]) in self._stop_ids or (strings is not None and strings.ends(tokens))
 
-    def states(self, state: torch.Tensor, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor | None:
+    def states(self, state: "torch.Tensor", tokens: "torch.Tensor", offered: "torch.Tensor") -> "torch.Tensor | None":
         """The state of the stop strings after each slot, int64 (rows, slots); None if no row has strings.
 
         Args:
@@ -306,7 +305,8 @@ class Endings:
             states.append(state)
         return torch.stack(states, dim=1)
 
-    def ends(self, tokens: torch.Tensor, at: torch.Tensor, last: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+    def ends(self, tokens: "torch.Tensor", at: "torch.Tensor", last: "torch.Tensor",
+             states: "torch.Tensor | None") -> "torch.Tensor":
         """Whether a draw ends with the token of a slot, bool (rows, slots).
 
         Args:

@@ -1,7 +1,5 @@
 """Applies `SamplingParams` to one row in float64, directly by their definition, for the tabular and reference engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@
 engines.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 
@@ -48,7 +46,7 @@ class TabularModel:
         text = b"".join(self.texts[token] for token in tokens) if self.stop else b""
         return tokens[-1] in self.stop_ids or any(string.encode() in text for string in self.stop)
 
-    def stopping_at(self, stop: tuple[str, ...]) -> TabularModel:
+    def stopping_at(self, stop: tuple[str, ...]) -> "TabularModel":
         """The same model with other strings that end a sequence."""
         other = copy.copy(self)
         other.stop = stop

@@ -18,8 +18,6 @@ Its block begins at the anchor, which is read beside the features of the token b
 in place of features that the target has not computed yet. These entries are temporary: the target reads the block afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -147,7 +145,7 @@ class DFlashDrafter(Drafter):
         else:
             cache.write(rows, positions, *self.network.keys_values(self.network.context(joined), positions))
 
-    def _looped(self) -> DraftLoop | None:
+    def _looped(self) -> "DraftLoop | None":
         """The loop of the layers, if they are DFlash's own, where the target's layers run in theirs on a GPU; else None."""
         if not (self.target.takes_ranges and self.network.layer_type is DraftLayer):
             return None
@@ -245,10 +243,10 @@ def entry_shape(shape: Any, dtype: torch.dtype) -> CacheShape:
 class EagleDrafter(DFlashDrafter):
     """Drafts token by token; see the module's docstring. The network uses the target's embedding, and no head of it."""
 
-    network: Eagle3  # type: ignore[assignment]
+    network: "Eagle3"  # type: ignore[assignment]
     is_parallel = False
 
-    def __init__(self, network: Eagle3, target: LanguageModel, num_drafted: int):
+    def __init__(self, network: "Eagle3", target: LanguageModel, num_drafted: int):
         super().__init__(network, target, num_drafted + 1)
         self.tapped_layers = network.shape.layers_of(len(target.layers))
         self.companion = entry_shape(network.shape, self.dtype)

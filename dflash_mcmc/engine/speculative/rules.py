@@ -12,8 +12,6 @@ The faults look right but are wrong. They are mistakes of published speculative 
 uses a fault only if the configuration names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -163,7 +161,7 @@ class Noise(NamedTuple):
     accepting: np.ndarray
 
     @staticmethod
-    def of(key: Key, start: int, stop: int, count: int) -> Noise:
+    def of(key: Key, start: int, stop: int, count: int) -> "Noise":
         """The uniforms for anchors directly before the generated tokens `start` to `stop - 1`, for `count` drafted tokens."""
         return Noise(*(key.fold_in("speculation", use).uniforms(start * count, stop * count).reshape(-1, count)
                        for use in ("draft", "accept")))

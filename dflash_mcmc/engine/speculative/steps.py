@@ -18,8 +18,6 @@ A draw that starts inside a block keeps the tokens in the first slots. The answe
 (`drafter.py`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """vLLM: pages of keys and values, many families of models, quantised weights, several GPUs for one model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -50,7 +48,7 @@ class Vllm(Engine):
     float32_head: bool = identity(True, "compute logits in float32, as engine=slots does; false takes the activations' "
                                   "precision")
 
-    def check(self, config: Settings) -> None:
+    def check(self, config: "Settings") -> None:
         """Checks that vLLM can run model, blend and sampler. Raises ConfigError."""
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
@@ -65,7 +63,7 @@ class Vllm(Engine):
         """GPUs of the group that shares a copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def memory_note(self, config: Settings) -> str:
+    def memory_note(self, config: "Settings") -> str:
         """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
         shape = config.model.shape("cpu")
         if shape is None:
@@ -74,7 +72,7 @@ class Vllm(Engine):
 
         return starting.memory_line(self, config, shape)
 
-    def load(self, config: Settings, device: str) -> UnloadedTarget:
+    def load(self, config: "Settings", device: str) -> "UnloadedTarget":
         """The target without its weights, which vLLM's workers load. Raises UserError."""
         from dflash_mcmc.engine.batching import elsewhere
 
@@ -84,18 +82,18 @@ class Vllm(Engine):
                             f"with engine=vllm, {_INSTEAD}")
         return elsewhere.read(files.folder, files.dtype, device, config.model.tokenizer())
 
-    def resource(self, target: UnloadedTarget) -> object:
+    def resource(self, target: "UnloadedTarget") -> object:
         """This class: a process has one engine of vLLM."""
         return Vllm
 
-    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
+    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
         from dflash_mcmc.engine.batching import elsewhere
 
         return elsewhere.prompt_encoder(config.model)
 
-    def start(self, config: Settings, target: UnloadedTarget, prompt_length: int, num_chains: int,
-              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
+    def start(self, config: "Settings", target: "UnloadedTarget", prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting
         from dflash_mcmc.engine.vllm.core import VllmEngine, shared

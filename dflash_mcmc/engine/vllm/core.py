@@ -1,7 +1,5 @@
 """What vLLM is started with, its engine in this process, and chains on it: their operations become requests."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import copy

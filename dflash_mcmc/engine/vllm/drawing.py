@@ -11,8 +11,6 @@ to vLLM and grows with each token that is drawn: its length is the number of the
 preempts, and adds it again with the tokens that it had. Tokens are drawn with the laws of the engine of slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,7 +57,7 @@ class Ticket(NamedTuple):
     """The state of the stop strings after the tokens before the request (`stop_strings.py`)."""
 
     @staticmethod
-    def of(number: int, operation: Operation, base: Trajectory, stop_ids: Collection[int], matched: int = 0) -> Ticket:
+    def of(number: int, operation: Operation, base: Trajectory, stop_ids: Collection[int], matched: int = 0) -> "Ticket":
         """The ticket of an operation that goes on after `base`.
 
         A floor is left out where there is no stop id by which the request could be ended. It changes no answer.
@@ -89,7 +87,7 @@ class Ticket(NamedTuple):
                 "limit": None if self.limit is None else list(self.limit)}
 
     @staticmethod
-    def from_values(values: dict[str, Any]) -> Ticket:
+    def from_values(values: dict[str, Any]) -> "Ticket":
         """The ticket that `to_values` has turned into values."""
         limit: Sequence[Any] | None = values["limit"]
         return Ticket(**{**values, "params": SamplingParams(*values["params"]), "key": bytes.fromhex(values["key"]),

@@ -2,8 +2,6 @@
 vLLM.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

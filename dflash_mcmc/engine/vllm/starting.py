@@ -1,7 +1,5 @@
 """The target of vLLM and the settings that it is started with, from a checkpoint's files: vLLM's workers load the weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Protocol
 

@@ -7,8 +7,6 @@ a program finds no expected output, and no object of its own decides a compariso
 The sandbox has limits: a program can leave it through a bug of the kernel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -52,7 +50,7 @@ class CodeGrader(Grader):
 
         task_of(gold)
 
-    def start(self) -> ProgramPool:
+    def start(self) -> "ProgramPool":
         from dflash_mcmc.grading.code.pool import ProgramPool
 
         return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required",

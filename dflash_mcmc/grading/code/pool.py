@@ -5,8 +5,6 @@ program cannot read: what a program prints or raises is no verdict. What a progr
 program can lie about that, and then votes for its lie.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -12,8 +12,6 @@ name of the function that is passed to `check`.
 executed before the tests. The name of the function is read from the first assertion.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

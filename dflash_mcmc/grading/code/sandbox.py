@@ -3,8 +3,6 @@
 Whether a wall works is tested, not assumed: programs of our own try to get through each wall before a model's program runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

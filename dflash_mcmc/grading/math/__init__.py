@@ -4,8 +4,6 @@ The rules are in `dflash_mcmc.grading.math.comparing`. Words, choices, bases, nu
 matrices and equations have one rule each; math-verify decides the rest. No answer is accepted because a rule failed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ Therefore it gets explicit LaTeX, with one plain letter for each symbol, and num
 These functions run in grading processes only, because they can take long.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from fractions import Fraction

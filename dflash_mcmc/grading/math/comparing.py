@@ -5,8 +5,6 @@ rule of one kind decides: choices, words, bases, lists, tuples, intervals, equat
 refuses, no other accepts. At last, an equal answer must have the form that the question asks for.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

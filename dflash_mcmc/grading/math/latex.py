@@ -5,8 +5,6 @@ quote (`"square inches`), `\begin{...}` and `\end{...}`, or a sign. `\dfrac`, `\
 common form.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import unicodedata
@@ -268,7 +266,7 @@ class Measured(NamedTuple):
     power: int = 1
     factor: int = 1
 
-    def fits(self, other: Measured) -> bool:
+    def fits(self, other: "Measured") -> bool:
         """Whether the units are the same, or one answer leaves its unit out. A plain `degree` fits those of temperature."""
         names = self.unit, other.unit
         same = names[0] == names[1] and self.power == other.power

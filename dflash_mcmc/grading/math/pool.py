@@ -5,8 +5,6 @@ exceeds the time limit for an answer is killed and replaced, and so is a worker 
 first worker tests that known pairs are decided correctly with the installed libraries.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

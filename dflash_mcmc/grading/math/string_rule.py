@@ -9,8 +9,6 @@ Records store the verdict of this rule next to the grade, for comparison with pu
 grade.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

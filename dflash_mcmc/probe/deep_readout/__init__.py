@@ -4,8 +4,6 @@ The document assumed that every block after the first sees only the features of 
 keeps those of all positions. The option `context` can impose the limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -54,7 +52,7 @@ class DeepReadout(AnswerProbe):
         modes = len(tables.MODES) + (self.reinject_every is not None)
         return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
-    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """Number of the block, probability and rank of each compared token, by reader, and the parameters of the pair."""
         from dflash_mcmc.probe.deep_readout.readout import count_parameters, hidden_states, read_out
@@ -89,7 +87,7 @@ class DeepReadout(AnswerProbe):
         values = tables.VALUES.row(tokens.row(records=records, decomposition=found["decomposition"]))
         return Summary(values, found, data)
 
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> "dict[str, Figure]":
         """The document's figures, named as in the document; none if there is no token to compare."""
         if not (kept := measured(records)):
             return {}

@@ -12,8 +12,6 @@ later slot is compared with the target's distribution for the same token. All mo
 Source: the document `deep_readout_diagnostic`, sections 2.2, 2.3 and 6 ("periodic re-injection of prompt features").
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Mean ranks are sensitive to outliers, so the tables also have medians or geometr
 the draft: `mask`, `gold`, `random`, `reinject`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -254,7 +252,7 @@ _TITLES = {"mean_rank": "mean rank (sensitive to outliers)", "geometric_mean_ran
            "mean_p": "mean probability of the token"}
 
 
-def buckets(table: list[dict]) -> Figure:
+def buckets(table: list[dict]) -> "Figure":
     """Mean ranks by the target's probability of the token, for all ranges with tokens. `table` is the table `confidence`."""
     figure, (axes,) = panels((8.5, 4.0))
     readers = (TARGET, *dict.fromkeys(row["mode"] for row in table))
@@ -275,7 +273,7 @@ def buckets(table: list[dict]) -> Figure:
     return figure
 
 
-def decomposition(table: list[dict]) -> Figure:
+def decomposition(table: list[dict]) -> "Figure":
     """The mean rank with noise, with each added signal, and of the target. `table` is the table `decomposition`.
 
     A bar is hatched if the signal makes the rank worse.
@@ -304,7 +302,7 @@ def decomposition(table: list[dict]) -> Figure:
     return figure
 
 
-def by_block(curves: list[dict], context: str) -> Figure:
+def by_block(curves: list[dict], context: str) -> "Figure":
     """Ranks by block number. `curves` is the table `block_curves`."""
     groups = {(row["first_block"], row["last_block"]): row["n"] for row in curves}
     ticks = [f"{first if first == last else f'{first}-{last}'}\n{n:,}" for (first, last), n in groups.items()]
@@ -312,7 +310,7 @@ def by_block(curves: list[dict], context: str) -> Figure:
                        title=f"Rank by block. The draft sees {_SHOWN[context]}")
 
 
-def by_position(curves: list[dict], context: str) -> Figure:
+def by_position(curves: list[dict], context: str) -> "Figure":
     """Rank and probability by the number of positions before the block. `curves` is the table `position_curves`."""
     bins = {(row["from"], row["to_below"]): row["n"] for row in curves}
     ticks = [f"{low:,}-{high - 1:,}\n{n:,}" for (low, high), n in bins.items()]
@@ -322,7 +320,7 @@ def by_position(curves: list[dict], context: str) -> Figure:
 
 
 def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float], ticks: list[str], title: str,
-                **axis: str) -> Figure:
+                **axis: str) -> "Figure":
     """A panel per column, with a line per reader and its interval as a band."""
     from matplotlib.ticker import NullLocator
 
@@ -346,7 +344,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
     return figure
 
 
-def _log_ranks(axes: Axes) -> None:
+def _log_ranks(axes: "Axes") -> None:
     """Sets a logarithmic axis of ranks with plain numbers, and room for labels."""
     axes.set_yscale("log")
     axes.margins(y=0.2)
@@ -358,7 +356,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def architecture(counts: dict) -> Figure:
+def architecture(counts: dict) -> "Figure":
     """The diagram of target and draft, side by side. It shows tapped layers, the compression, and shared parts.
 
     The picture is 10 by 10, with the target's layers from the bottom on the left and the draft's on the right.

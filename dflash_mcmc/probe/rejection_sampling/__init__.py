@@ -5,8 +5,6 @@ been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax"): "max
 (N=50000)". A sampler is a decoder, or a decoder with a fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,7 +84,7 @@ class RejectionSampling(Probe):
                        {"tokens": TOKENS.rows({**of, "token": token} for token in shown),
                         "course": COURSE.rows({**of, "record": number} for number in range(len(records)))})
 
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> "dict[str, Figure]":
         """Shares of draws of the right and of the wrong sampler of the pull request, and all samplers' deviations by draws."""
         from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """The samplers of the probe on one drafted token, by the engine's own rules."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -3,8 +3,6 @@
 The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,7 +70,7 @@ class SpeculativeMCMC(ForcedProbe):
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
 
-    def check_target(self, target: TargetShape) -> None:
+    def check_target(self, target: "TargetShape") -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
         from dflash_mcmc.forcing import sequences
 
@@ -102,7 +100,7 @@ class SpeculativeMCMC(ForcedProbe):
         return UnitCost(answer.drawing + answer.prompt + answer.length + read + timed,
                         answer.blocks + self.timed_rows * PROPOSALS)
 
-    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """Measures a greedy answer, and times proposals at its middle. Raises ConfigError for answers shorter than a block."""
         import torch
@@ -128,7 +126,7 @@ class SpeculativeMCMC(ForcedProbe):
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
         return tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
 
-    def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
+    def record(self, model: "LanguageModel", drafter: "DFlashDrafter", answer: Answer, key: Key) -> dict:
         """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers.
 
         `p` has the distances of the draft from the unsharpened target (`weighing.distances`), and `proposals`, by temperature
@@ -194,6 +192,6 @@ def _name(temperature: float) -> str:
     return f"{temperature:g}"
 
 
-def _digits(values: np.ndarray | torch.Tensor) -> list[float]:
+def _digits(values: "np.ndarray | torch.Tensor") -> list[float]:
     """The values rounded to six significant digits, enough for a record."""
     return [float(f"{value:.6g}") for value in values.tolist()]

@@ -3,8 +3,6 @@
 A proposal is a block of the draft, or of the target token by token. A simulated chain proposes `probe.num_samples` of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

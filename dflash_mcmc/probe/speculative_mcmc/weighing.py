@@ -11,8 +11,6 @@ p is the target's distribution of a token, p_alpha = softmax(alpha · logits) th
 logits / T) the draft's. Rows of logits are float32 (n, vocabulary), with -inf for ids without a token.
 """
 
-from __future__ import annotations
-
 import time
 from typing import NamedTuple
 

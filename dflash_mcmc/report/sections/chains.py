@@ -1,7 +1,5 @@
 """Several chains of a problem: votes and passes, weighted votes, votes at equal cost, equal laws, and how chains mix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import combinations
@@ -95,7 +93,7 @@ def section(study: Study) -> Section | None:
     return Section("chains", "Chain diagnostics", parts.paragraphs(text), tables, drawings) if tables else None
 
 
-def _figure(curves: dict[str, list[dict]]) -> figure.Figure:
+def _figure(curves: dict[str, list[dict]]) -> "figure.Figure":
     names = 1 if max(map(len, curves)) > 40 else 2  # in a line of the legend
     drawn, panels = figure.panels((8.6, 3.4 + 0.17 * -(-len(curves) // names)), 1, 2, sharey=True)
     for axes, key, title in zip(panels, ("pass_at_k", "majority_at_k"), ("pass@k", "majority@k"), strict=True):
@@ -106,7 +104,7 @@ def _figure(curves: dict[str, list[dict]]) -> figure.Figure:
     return drawn
 
 
-def _over_chains(axes: figure.Axes, curves: Mapping[str, list[dict]], key: str, step: float,
+def _over_chains(axes: "figure.Axes", curves: Mapping[str, list[dict]], key: str, step: float,
                  names: Sequence[str] = ()) -> None:
     """A line for each curve over the number of chains, moved aside by `step`. `names` are all lines of the figure."""
     names = names or list(curves)
@@ -178,7 +176,7 @@ def rules_section(study: Study) -> Section | None:
                             partial(_rules_figure, dict(list(curves.items())[:_MOST_PANELS])))])
 
 
-def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> figure.Figure:
+def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> "figure.Figure":
     """One panel per run, one line per rule."""
     names = list(dict.fromkeys(rule for rules in curves.values() for rule in rules))
     drawn, panels = figure.panels((1.4 + 3.9 * len(curves), 3.8), 1, len(curves), sharey=True)
@@ -190,7 +188,7 @@ def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> figure.Figure:
     return drawn
 
 
-_COSTS: dict[CostField, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_COSTS: "dict[CostField, str]" = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
@@ -337,7 +335,7 @@ def mixing_section(study: Study) -> Section | None:
     return Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
 
 
-def _lags_figure(rows: Sequence[dict[str, Any]]) -> figure.Figure:
+def _lags_figure(rows: Sequence[dict[str, Any]]) -> "figure.Figure":
     """One line per run; the runs that mix slowest, by the autocorrelation of neighbours, have a colour and a name."""
     neighbours = {row["run"]: row["autocorrelation"] for row in rows if row["lag"] == 1}
     looks = dict(zip(sorted(neighbours, key=lambda run: -neighbours[run]), figure.LOOKS, strict=False))

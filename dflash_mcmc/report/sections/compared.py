@@ -1,7 +1,5 @@
 """Comparisons of methods: with published results, and of sampler and blend in a two-by-two design."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -123,7 +121,7 @@ def _improvements(study: Study, accuracies: dict[tuple[str, str], dict[str, Inte
     return ReportTable("improvements", "Improvements (percentage points)", columns, wide, data=rows)
 
 
-def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> figure.Figure:
+def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> "figure.Figure":
     methods = [method for method in METHODS if method not in _OF_ONE_SOURCE
                and any(method in of for of in accuracies.values())]
     drawn, (axes,) = figure.panels((11.4, 4.2))

@@ -1,7 +1,5 @@
 """The settings of the runs, a picture of one run with its settings, and where the runs were made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -93,7 +91,7 @@ def setting_section(study: Study) -> Section | None:
         [Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", partial(_figure, run))])
 
 
-def _figure(run: Run) -> figure.Figure:
+def _figure(run: Run) -> "figure.Figure":
     from matplotlib.figure import Figure
 
     def value(key: str) -> str:

@@ -1,7 +1,5 @@
 """Accuracy and cost of every run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -127,7 +125,7 @@ def cost_section(study: Study) -> Section:
                             partial(_cost_figure, study, rows))])
 
 
-def _cost_figure(study: Study, rows: list[dict]) -> figure.Figure:
+def _cost_figure(study: Study, rows: list[dict]) -> "figure.Figure":
     """Accuracy over each cost: a line for each method over its budgets, with its name at the end of the line."""
     varies = varying([run.identity for run in study.runs])
     budgets = {key.partition(".")[2] for key in varies if key.startswith("sampler.num_")}

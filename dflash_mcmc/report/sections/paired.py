@@ -1,7 +1,5 @@
 """Paired comparisons with the baseline: over all problems, problem by problem, and on parts of the problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -161,7 +159,7 @@ def overlap_section(study: Study) -> Section | None:
                             partial(_overlap_figure, rows, paired))])
 
 
-def _overlap_figure(rows: list[dict], paired: Paired) -> figure.Figure:
+def _overlap_figure(rows: list[dict], paired: Paired) -> "figure.Figure":
     drawn, (axes,) = figure.panels((7.4, 2.7))
     for bar, (row, (colour, hatch)) in enumerate(zip(rows, _LOOKS, strict=True)):
         axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else figure.INK, height=0.66,
@@ -232,7 +230,7 @@ def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], 
     return ReportTable(name, title, {"run": "run", **columns}, [row for row in wide if len(row) > 1], rows)
 
 
-def _strata_figure(study: Study, table: ReportTable) -> figure.Figure:
+def _strata_figure(study: Study, table: ReportTable) -> "figure.Figure":
     labels, panels = [entry.shown for entry in study.drawn], list[figure.Panel]()
     for stratum in _BY_GREEDY:
         of = {row["run"]: row for row in table.data or () if row["stratum"] == stratum}

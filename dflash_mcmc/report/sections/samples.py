@@ -1,7 +1,5 @@
 """The samples of the runs, embedded in the page: every problem with the samples of all runs."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

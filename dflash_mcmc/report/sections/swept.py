@@ -4,8 +4,6 @@ A setting has a curve, and a pair of them a heat map. Gains are by sampler and s
 with the model.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -104,7 +102,7 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
     return swept
 
 
-def _map(title: str, over: list[str], rows: list[dict[str, Any]]) -> figure.Figure:
+def _map(title: str, over: list[str], rows: list[dict[str, Any]]) -> "figure.Figure":
     down, across = (sorted({row[axis] for row in rows}) for axis in over)
     cells = np.full((len(down), len(across)), np.nan)
     for row in rows:
@@ -128,7 +126,7 @@ def _map(title: str, over: list[str], rows: list[dict[str, Any]]) -> figure.Figu
     return drawn
 
 
-def _curve(title: str, over: list[str], rows: list[dict[str, Any]]) -> figure.Figure:
+def _curve(title: str, over: list[str], rows: list[dict[str, Any]]) -> "figure.Figure":
     drawn, (axes,) = figure.panels((4.8, 3.2))
     places = [row[over[0]] for row in rows]
     axes.errorbar(places, [100.0 * row["accuracy"] for row in rows], figure.bars_of(rows, "accuracy", 100.0),
@@ -294,7 +292,7 @@ def _shared(a: str, b: str) -> int:
     return low
 
 
-def _gain_figure(rows: Sequence[dict[str, Any]], over: str) -> figure.Figure:
+def _gain_figure(rows: Sequence[dict[str, Any]], over: str) -> "figure.Figure":
     """A panel for each sampler, with a line over beta, or marks over the agreement or KL, for each source.
 
     Points have their intervals, and resolved gains are filled. Over the agreement each point has its beta.

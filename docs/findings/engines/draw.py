@@ -8,8 +8,6 @@ PROMPTS.json is a list of lists of token ids (prepare.py). Settings are fields o
 transformers), `batch` (transformers). Values are JSON or text.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

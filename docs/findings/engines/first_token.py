@@ -5,8 +5,6 @@
 Prints, for each prompt, the probability that the checkpoint gives at temperature 1 to tokens that the server has never drawn.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request

@@ -6,8 +6,6 @@ Prints, for six prompts, the largest difference in nats of the first token and o
 the server gives a probability of 1.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request

@@ -3,8 +3,6 @@
     python prepare.py FOLDER      # a new one; GGUF files need the package gguf (pip install -e '.[real]')
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

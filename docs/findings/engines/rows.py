@@ -7,8 +7,6 @@ An engine is installed where .venv-engines/NAME/bin/python is; this package and 
 Texts, audits and versions are in outputs/engines; delete a row's folder to draw it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Chat templates that fail are errors of one line before anything is loaded."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

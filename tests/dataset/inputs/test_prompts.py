@@ -1,7 +1,5 @@
 """Templates of dataset.prompt: their texts, the identity of a run with a template, and the first prompt that is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Rows of files and of the hub: values are unchanged, commits are pinned, and bad files are errors of one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

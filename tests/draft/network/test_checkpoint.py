@@ -1,7 +1,5 @@
 """Checkpoints of drafts: all published spellings are read, a saved draft is read back, and other networks are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

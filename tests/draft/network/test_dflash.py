@@ -1,7 +1,5 @@
 """Compares our draft network with loops in float64, and with itself computed in other ways."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

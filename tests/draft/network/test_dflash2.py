@@ -1,7 +1,5 @@
 """DFlash 2's convolutions and selector against their formulas, written out; blocks in one pass are blocks alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """DSpark drafts: the configuration in both layouts, the heads against their definitions, and the drafter."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EAGLE-3 against its published definition, written out, in the three published layouts; and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A completions server in the test's process, over a toy model, with the faults that real servers have."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """The law of samplers through a server: 10,000 chains against the law by enumeration, on a toy and on our own server."""
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 from pathlib import Path

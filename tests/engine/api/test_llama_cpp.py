@@ -4,8 +4,6 @@
     LLAMA_PYTHON=llama/bin/python python -m pytest tests/engine/api/test_llama_cpp.py
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs through this package's own server: the law, the demo beside engine=slots, potentials, votes, and kills."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

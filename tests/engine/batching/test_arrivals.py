@@ -1,7 +1,5 @@
 """Chains that arrive while others are drawn, that are dropped and that wait: the others are drawn as alone."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import deque

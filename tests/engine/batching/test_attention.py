@@ -1,7 +1,5 @@
 """Compares our attention with PyTorch's. What models draw with it is in `test_families.py`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

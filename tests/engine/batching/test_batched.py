@@ -1,7 +1,5 @@
 """Compares the batched engine with the reference engine, and with itself for other batches, orders and slot counts."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -3,8 +3,6 @@
 What rows hold is compared with fresh forwards in `test_batched.py`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 Each model is random, has both kinds of layers, and windows or chunks of 8 tokens. Texts have 20 to 40 tokens.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

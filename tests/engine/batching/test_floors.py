@@ -1,7 +1,5 @@
 """Early rejection on the device: its floors are those that `ops.Floor` defines, and `eps` decides as `off` does."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

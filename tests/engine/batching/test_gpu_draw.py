@@ -3,8 +3,6 @@
 Functions `interpreted_...` are tests of a process of their own; see `test_gpu_layers.py`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections import Counter
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Triton has to be imported with TRITON_INTERPRET=1 for its interpreter. So functi
 their own, which `test_kernels_in_the_interpreter` starts.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Products that keep the bits of a row, and steps with as many rows as chains, where this machine allows both."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compares the batched sampling parameters with those in float64 and with transformers' logits processors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

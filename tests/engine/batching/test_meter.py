@@ -1,7 +1,5 @@
 """The engine's time is divided among chains, and reading is a part of it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from dflash_mcmc.engine.batching import interface

@@ -1,7 +1,5 @@
 """The decode step can be captured as a CUDA graph: it never waits for a value and makes no tensor from host data."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

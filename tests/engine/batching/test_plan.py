@@ -1,7 +1,5 @@
 """The memory plan equals the allocated memory. An engine that does not fit is refused with an error that gives the sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 The bounds of a configuration keep them finite. A sampler that is made in Python has no bounds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Positions that config.json states are those of `transformers`, and texts that cannot fit do not reach the tokenizer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

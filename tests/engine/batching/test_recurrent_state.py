@@ -1,7 +1,5 @@
 """Models with recurrent layers: states by position, and runs that are equal to the last bit whatever is kept or replayed."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of several chains share a forward: records and costs are those of scores row by row, to the last bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Stop strings: the table against the definition, bytes of tokens against tokenizers, and engines against each other."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

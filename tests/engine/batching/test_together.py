@@ -1,7 +1,5 @@
 """Chains that ask for several operations at once: the batched engine against the reference engine and against itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

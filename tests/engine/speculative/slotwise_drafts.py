@@ -1,7 +1,5 @@
 """Random DSpark and DFlash 2 networks, and the exact law of their drafts and of the branches of others on a small target."""
 
-from __future__ import annotations
-
 import functools
 from typing import cast
 

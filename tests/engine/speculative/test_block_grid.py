@@ -1,7 +1,5 @@
 """The draft's law of every token. The batched engine is compared with the reference engine and with itself."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

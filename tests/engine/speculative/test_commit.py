@@ -1,7 +1,5 @@
 """One commit by hand: what a row gains, where it ends, and what penalties read afterwards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Draws from the draft and draws by a decoder in a batch: the answers are those of plain decoding and of separate batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a rule says besides its tokens: intervals that claim nothing, and random numbers that no two anchors share."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """DSpark and DFlash 2: the rules keep the target's law with the sequential q."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

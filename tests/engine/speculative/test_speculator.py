@@ -1,7 +1,5 @@
 """Speculation on the batched engine gives the same answers as decoding token by token, for every draft."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

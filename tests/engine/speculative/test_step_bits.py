@@ -1,7 +1,5 @@
 """Steps with a draft have as many rows as chains and the bits of padded ones, where a comparison on this machine says so."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -3,8 +3,6 @@
 It calls the processor's code as vLLM does, with logits from forwards of whole sequences.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from enum import Enum

@@ -1,7 +1,5 @@
 """The worker's side of vLLM: draws in pieces, and the tables of the ledger."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

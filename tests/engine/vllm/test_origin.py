@@ -1,7 +1,5 @@
 """What is raised at vLLM's start and in its steps: its refusals are one line, and faults of this package stay tracebacks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Chains on a stand-in for vLLM against the reference engine: every sampler, batches that change, preemption, failures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

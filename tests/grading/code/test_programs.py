@@ -1,7 +1,5 @@
 """The program in a text: a fenced block of a chat model, or the completion of a base model."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The sandbox: what programs in it can do, detection of the walls that work, and the error if it cannot be set up."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

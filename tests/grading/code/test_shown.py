@@ -1,7 +1,5 @@
 """What a program does on the examples of its question, in the sandbox and as records have it."""
 
-from __future__ import annotations
-
 import functools
 import json
 

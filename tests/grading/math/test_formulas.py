@@ -1,7 +1,5 @@
 """Formulas: their values, and limits on costly ones."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Gold answers of datasets: each equals itself and its solution's box, and equals no other one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The draft's readout: one masked pass compared with drafting block by block, with a cache that grows."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Weights of blocks given their own tokens, up to a stop id; chains of a small case."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
