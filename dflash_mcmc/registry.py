@@ -14,15 +14,13 @@ import pkgutil
 from abc import ABC
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from hydra.core.config_store import ConfigStore
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import MISSING, default_of, schema_of, values_of
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.settings import Settings
 
 
 class Need(NamedTuple):
@@ -58,14 +56,14 @@ class Component(ABC):
     needs: ClassVar[tuple[Need, ...]] = ()
     """Values of the run's parts without which the component does not work."""
 
-    def check(self, config: "Settings") -> None:  # noqa: B027 - a hook: most components have no such condition
+    def check(self, config: Settings) -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""
 
-    def resolved(self, config: "Settings") -> Self:
+    def resolved(self, config: Settings) -> Self:
         """The component with automatic values, such as null or auto, replaced by their actual values."""
         return self
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Values that replace the component's own in the identity: effective values, and None for a field without effect."""
         return {}
 

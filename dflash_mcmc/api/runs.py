@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.api.choices import configuration, override
+from dflash_mcmc.api.sampling import Sample
 from dflash_mcmc.config.identity import configuration_of, varying, with_names
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.grading import Grader
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
@@ -18,10 +21,6 @@ from dflash_mcmc.types import Grade, RunResult
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from dflash_mcmc.api.sampling import Sample
-    from dflash_mcmc.config.schema import Job
-    from dflash_mcmc.grading import Grader
 
 Folder = str | Path | RunResult
 """A run: its folder, or the result of `run`."""
@@ -79,7 +78,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
                         "dry_run and show are for the command line")
     results = list[RunResult]()
 
-    def executed(job: "Job") -> RunResult:
+    def executed(job: Job) -> RunResult:
         results.append(execute(job))
         return results[-1]
 
@@ -113,8 +112,8 @@ def write_report(*folders: Folder, baseline: str | None = None, out: str | Path 
     return built.page
 
 
-def grade(answers: "Sequence[Sample | str]", golds: Sequence[str] | Mapping[str, str],
-          grader: "Grader | str" = "math") -> list[Grade]:
+def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, str],
+          grader: Grader | str = "math") -> list[Grade]:
     """The verdict of each answer, by the rules of a run.
 
     Args:

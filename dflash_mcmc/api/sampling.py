@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -11,33 +11,30 @@ import numpy as np
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, known_only, model_of, named_by_argument, turn_of
+from dflash_mcmc.api.prompts import Prompts
+from dflash_mcmc.blend import Blend
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import Config, checked
 from dflash_mcmc.dataset import stop_strings
+from dflash_mcmc.decoder import Decoder
+from dflash_mcmc.draft import Draft
+from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.hardware import Hardware
+from dflash_mcmc.model import Model
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.process import bars
+from dflash_mcmc.runner.fitting import TooLong
+from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.store import records
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
     import datasets
     import pandas as pd
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from dflash_mcmc.api.prompts import Prompts
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.decoder import Decoder
-    from dflash_mcmc.draft import Draft
-    from dflash_mcmc.engine import Engine
-    from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
-    from dflash_mcmc.hardware import Hardware
-    from dflash_mcmc.model import Model
-    from dflash_mcmc.runner.fitting import TooLong
-    from dflash_mcmc.sampler import Sampler
 
 
 class LoadedEngine:
@@ -63,7 +60,7 @@ class LoadedEngine:
 
     @known_only
     def __init__(self, model: "PreTrainedModel | str | Path | Model", tokenizer: "PreTrainedTokenizerBase | None" = None, *,
-                 engine: "Engine | str | None" = None, hardware: "Hardware | str | None" = None, chat: bool = True):
+                 engine: Engine | str | None = None, hardware: Hardware | str | None = None, chat: bool = True):
         self._config: Config | None = configuration({"engine": engine, "hardware": hardware}, {})
         with named_by_argument():
             self._config.model = model_of(model, tokenizer, chat)
@@ -73,8 +70,8 @@ class LoadedEngine:
         self._loading = threading.Lock()
 
     @known_only
-    def sample(self, prompts: "Prompts", *, sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None,
-               decoder: "Decoder | str | None" = None, draft: "Draft | str | None" = None, num_chains: int = 1,
+    def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
+               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
                progress: bool = True) -> "SampleList":
         """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
@@ -89,8 +86,8 @@ class LoadedEngine:
         return SampleList(sorted(finished, key=lambda drawn: (drawn.prompt, drawn.chain)))
 
     @known_only
-    def stream(self, prompts: "Prompts", *, sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None,
-               decoder: "Decoder | str | None" = None, draft: "Draft | str | None" = None, num_chains: int = 1,
+    def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
+               decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
                progress: bool = False) -> "Generator[Sample, None, None]":
         """Yields each sample when its chain ends; see `sample` for the arguments. They are checked at once.
@@ -112,8 +109,8 @@ class LoadedEngine:
             config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
             return checked(config)
 
-    def _drawn(self, config: Config, target: "ChainTarget", names: list[str], token_ids: Mapping[str, np.ndarray],
-               too_long: "Mapping[str, TooLong]", progress: bool) -> "Generator[Sample, None, None]":
+    def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
+               too_long: Mapping[str, TooLong], progress: bool) -> "Generator[Sample, None, None]":
         """Yields the samples of prompts that are too long first, which are empty.
 
         Args:
@@ -130,8 +127,8 @@ class LoadedEngine:
             for done, model in running:
                 yield of_chain(done, names, token_ids, model)
 
-    def _run(self, config: Config, target: "ChainTarget", chains: "Iterable[tuple[Any, Chain]]", longest: int, total: int,
-             progress: bool) -> "Generator[tuple[Finished[Any], ChainTarget], None, None]":
+    def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
+             progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
         """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
         evaluated = nullcontext() if self._loaded is None else evaluating(self._loaded)
         with turn_of(config.engine.resource(target)).taken(nests=False), evaluated:
@@ -170,9 +167,9 @@ class LoadedEngine:
 
 
 @known_only
-def sample(model: "PreTrainedModel | str | Path | Model", tokenizer: "PreTrainedTokenizerBase | None", prompts: "Prompts", *,
-           sampler: "Sampler | str | None" = None, blend: "Blend | str | None" = None, decoder: "Decoder | str | None" = None,
-           draft: "Draft | str | None" = None, engine: "Engine | str | None" = None, hardware: "Hardware | str | None" = None,
+def sample(model: "PreTrainedModel | str | Path | Model", tokenizer: "PreTrainedTokenizerBase | None", prompts: Prompts, *,
+           sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
+           draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,
            num_chains: int = 1, max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0, chat: bool = True,
            progress: bool = True) -> "SampleList":
     """Draws `num_chains` samples of each prompt, all chains in one batch.
@@ -278,8 +275,8 @@ class SampleList(list[Sample]):
         return str(tabulate(rows, headers, tablefmt="html", disable_numparse=True))
 
 
-def of_chain(done: "Finished[tuple[int, int]]", names: list[str], token_ids: Mapping[str, np.ndarray],
-             target: "ChainTarget") -> Sample:
+def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
+             target: ChainTarget) -> Sample:
     """The sample of a chain that has ended.
 
     Args:

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.interface import Hidden, Unblended
+from dflash_mcmc.engine.batching.interface import ChainTarget, Hidden, Unblended
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
+from dflash_mcmc.model import Model
 from dflash_mcmc.registry import Component, name_of
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.model import Model
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import Problem
 
 
 class Blend(Component, Unblended):
@@ -45,7 +44,7 @@ class Blend(Component, Unblended):
         """
         return None
 
-    def second_prompts(self, config: "Settings", model: "ChainTarget | PromptEncoder", problems: "Sequence[Problem]",
+    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> Mapping[bytes, np.ndarray]:
         """The companion's prompts by the bytes of the target's; empty if it reads the same. Raises UserError.
 
@@ -54,7 +53,7 @@ class Blend(Component, Unblended):
         """
         return MappingProxyType({})
 
-    def check_model(self, model: "Model") -> None:
+    def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that the companion fits a target. Raises UserError."""
 
     def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden | None:
@@ -92,7 +91,7 @@ class LogitsBlend(Blend):
     alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
                                 "0 = all tokens", ge=0, le=1)
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""
         sampler = config.sampler
         draws = "sampler" in config.probe.sources()

@@ -12,11 +12,10 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import torch
-
-    from dflash_mcmc.settings import Settings
 
 
 @register("blend", "layer")
@@ -42,13 +41,13 @@ class LayerBlend(Blend):
         "layer", "layer = the layer's hidden state; random = the same state turned by a fixed random rotation, a control with "
         "equal norm")
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the layer exists, where the model's configuration is available. Raises ConfigError."""
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The layer as a number from 0. Layers -3 and 33 of 36 therefore have the same identity."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layer": self.tapped_layers(num_layers)[0]}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.model import ModelBeside
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
-    from dflash_mcmc.settings import Settings
 
 
 @register("blend", "model")
@@ -26,7 +26,7 @@ class ModelBlend(ModelBeside, LogitsBlend):
     presets = ("contrastive",)
     needs_companion = True
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         ModelBeside.check(self, config)
         LogitsBlend.check(self, config)
 

@@ -9,17 +9,17 @@ import numpy as np
 
 from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.dataset.inputs.conversations import QUESTION, Conversation
+from dflash_mcmc.engine.batching.interface import ChainTarget
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
+from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
-    from dflash_mcmc.types import Problem
 
 _SECOND = "{second}"
 """What the dataset's `second_template` replaces in `blend.prompt`."""
@@ -51,7 +51,7 @@ class PromptBlend(LogitsBlend):
         """That of the target, whose weights are there already."""
         return target._replace(num_parameters=0, head_copy=False)
 
-    def second_prompts(self, config: "Settings", model: "ChainTarget | PromptEncoder", problems: "Sequence[Problem]",
+    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
         second_of: dict[bytes, tuple[str, np.ndarray]] = {}
@@ -72,7 +72,7 @@ class PromptBlend(LogitsBlend):
                                   f"same second one (problems {name} and {problem.id} differ only in the second)")
         return {first: second for first, (_, second) in second_of.items()}
 
-    def _text(self, problem: "Problem") -> str:
+    def _text(self, problem: Problem) -> str:
         """The second prompt of a problem. Raises ConfigError if the dataset gives none for {second}."""
         if self.prompt is not None and _SECOND in self.prompt and problem.second is None:
             raise ConfigError("blend.prompt", self.prompt, "a text without {second}, or a dataset with "

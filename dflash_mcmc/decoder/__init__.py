@@ -8,11 +8,11 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST
 from dflash_mcmc.registry import Component, options_with
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.rules import Speculation
-    from dflash_mcmc.settings import Settings
 
 _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
 """Faults that change nothing where the draft's tokens are not sampled."""
@@ -50,7 +50,7 @@ class SpeculativeDecoder(Decoder):
         @property
         def fault(self) -> str | None: ...
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks the draft's temperature and the fault, which needs experiment=faults and a setting in which it has an effect.
 
         Raises ConfigError.
@@ -71,7 +71,7 @@ class SpeculativeDecoder(Decoder):
             raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1 (or another "
                               "penalty)")
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Leaves out the draft temperature if no draft token is sampled, because it then has no effect."""
         idle = not config.draft.has_density or config.sampler.is_deterministic
         return {"draft_temperature": None} if idle else {}

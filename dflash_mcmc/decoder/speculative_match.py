@@ -8,11 +8,11 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.rules import Speculation
-    from dflash_mcmc.settings import Settings
 
 
 @register("decoder", "speculative_match")
@@ -33,7 +33,7 @@ class SpeculativeMatch(SpeculativeDecoder):
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1)
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a fault changes something and that a window belongs to `finite_window`. Raises ConfigError."""
         super().check(config)
         if (self.fault == "finite_window") != (self.fault_window is not None):

@@ -8,11 +8,11 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.rules import Speculation
-    from dflash_mcmc.settings import Settings
 
 
 @register("decoder", "speculative_rejection")
@@ -33,7 +33,7 @@ class SpeculativeRejection(SpeculativeDecoder):
                     "block_residual"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a fault is run in experiment=faults and with the rule that has it. Raises ConfigError."""
         super().check(config)
         needed = "block" if self.fault == "block_residual" else "token"

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import Checkpoint, precision_name
 from dflash_mcmc.registry import Component, name_of, options_with
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
-    from dflash_mcmc.model import Model
-    from dflash_mcmc.settings import Settings
 
 
 class Draft(Component):
@@ -48,7 +48,7 @@ class Draft(Component):
     def check_target(self, target: "TargetShape") -> None:
         """Checks, without loading weights, that the draft fits a target. Raises UserError."""
 
-    def check_model(self, model: "Model") -> None:
+    def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that tokens mean the same to draft and target. Raises UserError."""
 
     def reduces(self) -> bool:
@@ -85,13 +85,13 @@ class CheckpointDraft(Draft):
         """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
         return shape.num_drafted
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
             self.block_tokens(self._shape(self._checkpoint().folder))
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The fields as the identity has them: null and auto are replaced by their actual values.
 
         `revision` is null, because the identity has the hash of the content.
@@ -191,7 +191,7 @@ def _network(folder: str, dtype: str, device: str, family: "Family") -> Any:
     return network
 
 
-def check_source(config: "Settings", user: str, instead: str = "") -> None:
+def check_source(config: Settings, user: str, instead: str = "") -> None:
     """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError.
 
     Args:
@@ -205,7 +205,7 @@ def check_source(config: "Settings", user: str, instead: str = "") -> None:
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which draws whole blocks from the draft")
 
 
-def check_features(config: "Settings", user: str) -> None:
+def check_features(config: Settings, user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
     if config.draft.reduces():
         raise ConfigError("draft", name_of(config.draft), f"a draft with all tokens of the target with {user}")
@@ -215,7 +215,7 @@ def check_features(config: "Settings", user: str) -> None:
                           "forward on the target's features")
 
 
-def load_feature_drafter(config: "Settings", target: "LanguageModel") -> "DFlashDrafter":
+def load_feature_drafter(config: Settings, target: "LanguageModel") -> "DFlashDrafter":
     """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
     drafter = cast("DFlashDrafter", config.draft.load(target))
     check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before

@@ -7,12 +7,12 @@ from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.settings import Settings
 
 
 @register("draft", "dflash")
@@ -42,7 +42,7 @@ class DFlashDraft(CheckpointDraft):
                               f"2 to {shape.block_size} (the draft was trained for {shape.block_size})")
         return (self.block_size or shape.block_size) - 1
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         values, folder = super().canonical(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 

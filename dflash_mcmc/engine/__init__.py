@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dflash_mcmc.registry import Component
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
 
 
 class Engine(Component):
@@ -34,7 +34,7 @@ class Engine(Component):
     """Whether another program has the weights. Records then say that their bits are that program's."""
 
     @abstractmethod
-    def load(self, config: "Settings", device: str) -> Any:
+    def load(self, config: Settings, device: str) -> Any:
         """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
     def resource(self, target: Any) -> object:
@@ -46,7 +46,7 @@ class Engine(Component):
         return target
 
     @abstractmethod
-    def start(self, config: "Settings", target: Any, prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: Any, prompt_length: int, num_chains: int,
               second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
         """An engine that runs chains on the target. Its user closes it. Raises UserError.
 
@@ -68,11 +68,11 @@ class Engine(Component):
         """Devices that a process uses together for one copy of the model."""
         return 1
 
-    def memory_note(self, config: "Settings") -> str:
+    def memory_note(self, config: Settings) -> str:
         """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
         model's configuration is not here. Raises ConfigError."""
         return ""
 
-    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
+    def prompt_encoder(self, config: Settings) -> "PromptEncoder | None":
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine.batching.interface import ChainRunner, Options
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.interface import ChainRunner, Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.rules import Speculation
-    from dflash_mcmc.settings import Settings
 
 
 @register("engine", "slots")
@@ -31,7 +31,7 @@ class Slots(Engine):
     takes_potential = True
     calls_functions = True
 
-    def load(self, config: "Settings", device: str) -> "LanguageModel":
+    def load(self, config: Settings, device: str) -> "LanguageModel":
         """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""
         from dflash_mcmc.engine.batching.linear import is_small
 
@@ -43,8 +43,8 @@ class Slots(Engine):
         """The model's layers, whose outputs and attention belong to a run."""
         return target.decoder
 
-    def start(self, config: "Settings", target: "LanguageModel", prompt_length: int, num_chains: int,
-              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
+    def start(self, config: Settings, target: "LanguageModel", prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         if config.blend.has_prompts and second is None:
             raise ConfigError("blend", name_of(config.blend), "another blend here: only a run of samples has second prompts")
@@ -78,7 +78,7 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def engine_of(config: "Settings", model: "LanguageModel", prompt_length: int, num_draws: int, blend: Any,
+def engine_of(config: Settings, model: "LanguageModel", prompt_length: int, num_draws: int, blend: Any,
               speculation: "Speculation | None" = None, drafter: "Drafter | None" = None,
               uses_draft: bool = False, second: "Mapping[bytes, np.ndarray] | None" = None) -> "BatchedEngine":
     """An engine with the configuration's hardware. Raises UserError.
@@ -102,7 +102,7 @@ def engine_of(config: "Settings", model: "LanguageModel", prompt_length: int, nu
                          drafter if uses_draft else None, companion, second, few)
 
 
-def memory_plan(config: "Settings", model: "LanguageModel | TargetShape", prompt_length: int, num_draws: int,
+def memory_plan(config: Settings, model: "LanguageModel | TargetShape", prompt_length: int, num_draws: int,
                 drafter: "Drafter | DraftSize | None", still_to_load: int = 0,
                 companion: "LanguageModel | TargetShape | None" = None) -> "tuple[Options, MemoryPlan]":
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.

@@ -12,8 +12,9 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from dflash_mcmc.config.command import Command
 from dflash_mcmc.config.identity import hash_of, identity_of, point_labels, run_folder
 from dflash_mcmc.config.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.config.schema import PACKAGE, Config, Job
@@ -27,16 +28,13 @@ from dflash_mcmc.store.described import object_if_readable
 from dflash_mcmc.store.reading import each_record
 from dflash_mcmc.store.records import SampleKey, key_of
 
-if TYPE_CHECKING:
-    from dflash_mcmc.config.command import Command
-
 _LATEST = 50
 """The samples of a process, the latest it recorded, that its rate is computed from."""
 _LIVE_SECONDS = 3600.0
 """A process counts for the rate if its last record is at most this much older than the run's last one."""
 
 
-def submit(command: "Command", launcher: Slurm) -> Grid | None:
+def submit(command: Command, launcher: Slurm) -> Grid | None:
     """Submits a grid and prints its folder. Returns None if nothing is pending. Leaves no files if it raises UserError."""
     for job in command.jobs:
         _refuse_grace(job.config, launcher)

@@ -3,10 +3,8 @@
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.registry import Component
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.interface import Options
 
 
 class Hardware(Component):
@@ -43,7 +41,7 @@ class Hardware(Component):
     def found(self) -> str:
         """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
 
-    def options(self) -> "Options":
+    def options(self) -> Options:
         """The options of the engine."""
         from dflash_mcmc.engine.batching.interface import Options
 

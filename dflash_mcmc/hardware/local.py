@@ -2,17 +2,14 @@
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.hardware import Hardware
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import register
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
-
+from dflash_mcmc.settings import Settings
 
 _threads: dict[str, int] = {}
 """The number of threads that this module has `set` in PyTorch, and that `before` it."""
@@ -43,7 +40,7 @@ class Local(Hardware):
     grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks the chunk length and the device's name. Raises ConfigError."""
         if self.prefill_chunk & (self.prefill_chunk - 1):
             raise ConfigError("hardware.prefill_chunk", self.prefill_chunk, "a power of two from 8 to 8192")

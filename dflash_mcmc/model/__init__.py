@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from omegaconf import OmegaConf
 
 from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files import Files
 from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import Component, components
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
 
 
 class Model(Component):
@@ -52,7 +52,7 @@ class Model(Component):
         """The attributes that are known without loading the model; None if there are none. Raises UserError."""
         return None
 
-    def prompt_encoder(self) -> "PromptEncoder | None":
+    def prompt_encoder(self) -> PromptEncoder | None:
         """The encoder of prompts before the model is loaded; None if its configuration is not here. Raises UserError."""
         return None
 
@@ -107,18 +107,18 @@ class ModelBeside:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = identity(
         None, "precision of the other model; auto = the checkpoint's own; null = that of the option, else auto")
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the model is there. Raises ConfigError."""
         with self.named():
             self._component(config).check(config)
 
-    def resolved(self, config: "Settings") -> Self:
+    def resolved(self, config: Settings) -> Self:
         """The component with the folder or hub name, and the precision, of an option of `model`."""
         component: Any = self._component(config)
         dtype = self.dtype if component.dtype == "auto" else component.dtype
         return dataclasses.replace(self, model=component.path, revision=component.revision, dtype=dtype)
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
         return {"revision": None, "dtype": None if self.dtype == "auto" else self.dtype}
 
@@ -171,7 +171,7 @@ class ModelBeside:
             raise ConfigError(self._field, self.model, f"a model with the target's tokenizer (its token {differing[0]} is "
                               f"{there}, and the target's is {here}; {len(differing)} of {len(mine)} differ)")
 
-    def _component(self, config: "Settings") -> Any:
+    def _component(self, config: Settings) -> Any:
         """The component of the group `model` for what is given. Raises ConfigError."""
         if self.model not in option_files()["model"] or self.model in components("model"):
             return self.component()

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
@@ -24,12 +25,11 @@ from dflash_mcmc.model.files import (
 )
 from dflash_mcmc.process import http
 from dflash_mcmc.registry import register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -59,7 +59,7 @@ class HFModel(Model):
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
                                  "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
         try:
@@ -98,7 +98,7 @@ class HFModel(Model):
         """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
         return self._checkpoint().weights_fingerprint()
 
-    def canonical(self, config: "Settings") -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
         return {"revision": None, **({} if self.chat else {"enable_thinking": None}),
                 **({"dtype": None, "rope_scaling": None} if config.engine.is_remote else {})}
@@ -128,7 +128,7 @@ class HFModel(Model):
                 num_parameters = sum(weight.numel() for weight in model.parameters())
         return TargetShape(config, torch.device(device), dtype, num_parameters, self.head_copy)
 
-    def prompt_encoder(self) -> "PromptEncoder | None":
+    def prompt_encoder(self) -> PromptEncoder | None:
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
 
         PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.

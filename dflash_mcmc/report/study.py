@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import takes_null
@@ -15,15 +16,9 @@ from dflash_mcmc.report.parts import listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcomes
-from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, has_examples
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome
-    from dflash_mcmc.statistics.votes import VoteRule
-    from dflash_mcmc.store.records import Record
+from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome, PairedOutcomes, accuracy_of, outcomes
+from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, VoteRule, has_examples
+from dflash_mcmc.store.records import Record
 
 _MOST_DRAWN = 30
 
@@ -36,7 +31,7 @@ class Entry:
     by: str
     """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p)."""
     shown: str
-    records: "Sequence[Record] | Sequence[Combined]"
+    records: Sequence[Record] | Sequence[Combined]
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
 
     @cached_property
@@ -58,7 +53,7 @@ class Entry:
 class ProbeRun(NamedTuple):
     """A finished run of a probe."""
 
-    folder: "Path"
+    folder: Path
     identity: dict
     summary: dict
 
@@ -149,7 +144,7 @@ def votes(run: Run) -> bool:
     return run.num_chains > 1 and not unlike and bool(run.full)
 
 
-def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> "list[VoteRule]":
+def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     """The rules of weighted votes that the chains of a run have weights for, with the run's parameters.
 
     A run that is older than the rules has the default parameters.
@@ -168,7 +163,7 @@ def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> "list[VoteRule]":
     return [rule for rule in rules if votes(run) and (has_weights or not rule.needs_log_q)]
 
 
-def rules_asked_for(run: Run) -> "list[VoteRule]":
+def rules_asked_for(run: Run) -> list[VoteRule]:
     """The weighted votes that the run's `aggregate` names: those with rows in the tables of all runs."""
     names = run.config.get("aggregate") or []
     return [rule for rule in weighted_rules(run) if rule.name in ([names] if isinstance(names, str) else names)]
@@ -194,7 +189,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
             *(Entry(run, by, f"{run.shown}, {words}", combined) for by, words, combined in ways)]
 
 
-def cost_of(records: "Sequence[Outcome]", cost: "CostField") -> float:
+def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
 

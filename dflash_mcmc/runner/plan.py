@@ -31,7 +31,9 @@ from dflash_mcmc.config.identity import (
     run_folder,
     settings_of,
 )
+from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError, note, printable
 from dflash_mcmc.fields import walk
 from dflash_mcmc.grading import check_golds
@@ -44,13 +46,10 @@ from dflash_mcmc.settings import groups_of
 from dflash_mcmc.store.described import RUN, described, json_object
 from dflash_mcmc.store.reading import each_record
 from dflash_mcmc.store.records import key_of
-from dflash_mcmc.types import Lengths
+from dflash_mcmc.types import Lengths, Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config, Job
     from dflash_mcmc.engine.batching.plan import MemoryPlan, TargetShape
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.types import Problem
 
 T = TypeVar("T")
 _SECONDS_TO_REPORT = 60.0
@@ -115,7 +114,7 @@ class _EncodedPrompts(NamedTuple):
     lengths: Lengths
 
 
-def check(jobs: "Sequence[Job]", here: bool = True) -> "tuple[str | None, list[Job]]":
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, list[Job]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
@@ -143,7 +142,7 @@ class _Checks:
         self.plans: list[tuple[MemoryPlan, int | None]] = []
         """The memory of each engine, and the bytes of its weights; None if they are not known."""
 
-    def check(self, job: "Job") -> "Job":
+    def check(self, job: Job) -> Job:
         """The job with its prompts and lengths. Raises UserError for a configuration that cannot run."""
         config, dataset = job.config, job.config.dataset
         used = groups_of(config)
@@ -170,7 +169,7 @@ class _Checks:
             self._plan_memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
         return job._replace(lengths=prompts.lengths, prompts=prompts.encoded)
 
-    def _encoder(self, config: "Config", used: Collection[str], problems: "list[Problem]") -> "PromptEncoder | None":
+    def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
         """What encodes the prompts, after a check of device, config.json, and that probe, blend and draft fit the target.
 
         None without problems, and where a config.json that is needed is not here. Raises UserError.
@@ -190,7 +189,7 @@ class _Checks:
         return self._once(("encoder", repr(config.model), name_of(config.engine)),
                           lambda: config.engine.prompt_encoder(config)) if problems else None
 
-    def _is_complete(self, config: "Config") -> bool:
+    def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
         # The identity reads dataset and checkpoint: only if a folder could be that of the run.
         folder = run_folder(config, "*")
@@ -203,10 +202,10 @@ class _Checks:
         except UserError:
             return False
 
-    def _shape(self, config: "Config") -> "TargetShape | None":
+    def _shape(self, config: Config) -> "TargetShape | None":
         return self._once(("shape", repr(config.model)), lambda: config.model.shape("cpu"))
 
-    def _prompts(self, config: "Config", encoder: "PromptEncoder", problems: "list[Problem]") -> _EncodedPrompts:
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _EncodedPrompts:
         """Raises UserError if no prompt fits."""
         drawn = config.probe.draws_answers()
 
@@ -226,7 +225,7 @@ class _Checks:
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
-    def _plan_memory(self, config: "Config", longest: int, num_draws: int) -> None:
+    def _plan_memory(self, config: Config, longest: int, num_draws: int) -> None:
         """Plans the engine's memory, and checks that it suffices for a run that has not begun. Raises ConfigError.
 
         A run with a folder is not refused here, because its remaining samples may need fewer slots.
@@ -270,7 +269,7 @@ class _PlannedRun(NamedTuple):
     """A run of the table. If several jobs are the same run, `job` is the job with the most samples."""
 
     label: str
-    job: "Job"
+    job: Job
     tasks: Tasks
     estimate: CostEstimate
 
@@ -314,14 +313,14 @@ def table(command: Command) -> str:
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
 
-def _used(job: "Job") -> dict[str, float]:
+def _used(job: Job) -> dict[str, float]:
     """The counted lengths by name, without those whose field the command sets."""
     set_fields = {text.lstrip("+").partition("=")[0] for text in job.overrides}
     return {name: value for name, field in _ASSUMED.items()
             if (value := getattr(job.lengths, name)) and field not in set_fields}
 
 
-def _with_lengths(job: "Job") -> "Config":
+def _with_lengths(job: Job) -> Config:
     """The configuration of a job, with the counted lengths as its assumptions."""
     config, used = job.config, _used(job)
     assumed: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
@@ -365,13 +364,13 @@ def _finished(outputs: Path) -> list[_PastRun]:
     return found
 
 
-def _settings(config: "Config") -> str:
+def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, its places, and the name."""
     places = [value for name, _, _, value in walk(config) if name in _PLACES]
     return json.dumps([config.name, settings_of(config), places], sort_keys=True, default=str)
 
 
-def _problems(config: "Config") -> str:
+def _problems(config: Config) -> str:
     """The line that says which part of the dataset is used; empty where no dataset is used."""
     if "dataset" not in groups_of(config):
         return ""

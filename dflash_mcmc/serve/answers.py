@@ -11,16 +11,15 @@ import numpy as np
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from dflash_mcmc.engine.batching.stop_strings import TokenTexts
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grading.extraction import cut
-from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.ops import Chain, Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import records
 from dflash_mcmc.types import Cost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.stop_strings import TokenTexts
-    from dflash_mcmc.ops import Chain
     from dflash_mcmc.serve.workers import DrawnAnswer
 
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
@@ -76,7 +75,7 @@ class Teller:
         self._number, self._put, self._decode, self._stop = number, put, decode, stop
         self.text, self.begin = "", 0
 
-    def in_pieces(self, start: "Callable[[], Chain]") -> "Chain":
+    def in_pieces(self, start: Callable[[], Chain]) -> Chain:
         """The chain with its draws in pieces. Token t of a draw has uniform t of its key, so that no piece changes a token."""
         answer: Any = None
         with closing(start()) as chain:
@@ -122,7 +121,7 @@ class TextScorer:
         self.path: Trajectory | None = None
         self.most_likely: list[tuple[int, float]] | None = None
 
-    def after(self, start: "Callable[[], Chain]") -> "Chain":
+    def after(self, start: Callable[[], Chain]) -> Chain:
         """The chain of a sampler, and then the operations that score its text."""
         with closing(start()) as chain:
             result = yield from chain
@@ -154,7 +153,7 @@ class Bodies(NamedTuple):
     seed: int
     chat: bool
     prompt_tokens: int
-    texts: "TokenTexts | None"
+    texts: TokenTexts | None
     """Tells the bytes of tokens; None if log p was not asked for."""
     token_ids: bool
     """Whether the token ids were asked for."""
@@ -211,7 +210,7 @@ class Bodies(NamedTuple):
         return {"index": part.number, **content, **ids, "logprobs": self.texts and self._logprobs(part, self.texts),
                 "finish_reason": answer and _REASONS[answer.finish_reason], **end}
 
-    def _logprobs(self, part: Piece, texts: "TokenTexts") -> dict[str, Any]:
+    def _logprobs(self, part: Piece, texts: TokenTexts) -> dict[str, Any]:
         scorer, path, most_likely = self.scorers[part.number], part.path, None
         if scorer is not None and scorer.path is not None:
             path, most_likely = scorer.path, scorer.most_likely

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import uvicorn
@@ -25,8 +25,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.chains import build
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset import stop_strings
+from dflash_mcmc.engine.batching.stop_strings import TokenTexts
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve.answers import Bodies, Piece, Teller, TextScorer, error_of
 from dflash_mcmc.serve.fields import Chat, RequestFields, Text
@@ -34,11 +37,6 @@ from dflash_mcmc.serve.options import ServeOptions, model_name
 from dflash_mcmc.serve.samplers import config_of, sampler_of
 from dflash_mcmc.serve.workers import Order, started
 from dflash_mcmc.types import ChainResult, Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.stop_strings import TokenTexts
-    from dflash_mcmc.ops import Chain
 
 _LOOKS_SECONDS = 0.5
 """Between two looks at whether a client that waits is still there."""
@@ -58,7 +56,7 @@ class Service:
         config: the configuration of model and sampler, as it was composed.
     """
 
-    def __init__(self, options: ServeOptions, config: "Config"):
+    def __init__(self, options: ServeOptions, config: Config):
         self.options, self.name, self._config = options, model_name(config), config
         self._target, self.workers, self._longest_prompt = started(config, options)
         self._started, self._registry = int(time.time()), (registry := CollectorRegistry())
@@ -231,7 +229,7 @@ class Service:
                           scorers)
         return bodies, orders, in_order, ignored
 
-    def _tokens(self, config: "Config", prompt: Any) -> np.ndarray:
+    def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
         """The token ids of a prompt. Raises UserError."""
         if isinstance(prompt, str) and not re.fullmatch("[^\ud800-\udfff]+", prompt):
             raise ConfigError("prompt", prompt, "a text of at least one character, without lone surrogates")
@@ -254,14 +252,14 @@ class Service:
         return JSONResponse(body, status, getattr(error, "headers", None))
 
     @cached_property
-    def _texts(self) -> "TokenTexts":
+    def _texts(self) -> TokenTexts:
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
         from dflash_mcmc.engine.batching.stop_strings import texts_of
 
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
 
-def _no_answer(prompt: np.ndarray) -> "Chain":
+def _no_answer(prompt: np.ndarray) -> Chain:
     return ChainResult(Trajectory.start(prompt))
     yield
 

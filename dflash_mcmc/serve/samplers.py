@@ -3,14 +3,12 @@
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.config.schema import Condition, Config, checked
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.registry import components, name_of
-
-if TYPE_CHECKING:
-    from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import Sampler
 
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
             "presence_penalty": 0.0}
@@ -18,7 +16,7 @@ _IGNORED = ("temperature", "top_p")
 """Fields that many clients send always. A sampler that lacks them draws by its own law."""
 
 
-def config_of(server: Config, sampler: "Sampler", max_tokens: int, max_width: int) -> Config:
+def config_of(server: Config, sampler: Sampler, max_tokens: int, max_width: int) -> Config:
     """The checked configuration of a request. Raises UserError.
 
     Args:
@@ -37,7 +35,7 @@ def config_of(server: Config, sampler: "Sampler", max_tokens: int, max_width: in
     return config
 
 
-def sampler_of(own: "Sampler", asked: Mapping[str, Any], common: Mapping[str, float]) -> "tuple[Sampler, dict[str, float]]":
+def sampler_of(own: Sampler, asked: Mapping[str, Any], common: Mapping[str, float]) -> tuple[Sampler, dict[str, float]]:
     """The sampler of a request, and those of its common fields that have no effect. Raises ConfigError.
 
     Args:

@@ -16,14 +16,23 @@ number of draws. The ESS is therefore limited: a chain adds at most the number o
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share, prompt_forwards
+from dflash_mcmc.statistics.outcomes import (
+    Combined,
+    CostField,
+    Outcome,
+    Summed,
+    by_problem,
+    forwards_together,
+    mean_share,
+    prompt_forwards,
+)
 from dflash_mcmc.statistics.votes import (
     PROGRAM_RULES,
     AdaptiveVote,
@@ -39,10 +48,7 @@ from dflash_mcmc.statistics.votes import (
     has_examples,
     program_chosen,
 )
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome
-    from dflash_mcmc.store.records import Record
+from dflash_mcmc.store.records import Record
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
 """Fewest steps and chains for R-hat. It splits each chain into two halves of at least two steps."""
@@ -206,7 +212,7 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(chains - correct + 1, chains + 1)))
 
 
-def pass_curve(records: "Sequence[Record]") -> list[dict]:
+def pass_curve(records: Sequence[Record]) -> list[dict]:
     """One row per k, with k, `pass_at_k`, its interval, n (problems) and left_out (problems with too few chains).
 
     k is 1, 2, 4, ... and the largest number of chains of a problem. All rows use the problems with that many, so that the
@@ -218,7 +224,7 @@ def pass_curve(records: "Sequence[Record]") -> list[dict]:
              "left_out": left_out} for k in sizes]
 
 
-def majority(records: "Sequence[Record]") -> list[dict]:
+def majority(records: Sequence[Record]) -> list[dict]:
     """The vote of each problem.
 
     A row has problem, answer (the winner's most frequent text; None without a single winner), tied (whether several answers
@@ -234,7 +240,7 @@ def majority(records: "Sequence[Record]") -> list[dict]:
     return rows
 
 
-def vote_curve(records: "Sequence[Record]", rule: VoteRule | None = None) -> list[dict]:
+def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[dict]:
     """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over the ways to choose k of a problem's chains: for the majority vote the exact mean over all ways,
@@ -247,7 +253,7 @@ def vote_curve(records: "Sequence[Record]", rule: VoteRule | None = None) -> lis
         check_log_q(records, f"aggregate={rule.name}")
     problems, sizes, left_out = _with_enough(records)
 
-    def expected(chains: "list[Record]") -> Sequence[float]:
+    def expected(chains: list[Record]) -> Sequence[float]:
         if rule is None:
             return expected_majority(Votes.of(chains).counts(), tuple(sizes))
         if isinstance(rule, PowerVote):
@@ -259,7 +265,7 @@ def vote_curve(records: "Sequence[Record]", rule: VoteRule | None = None) -> lis
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def aggregated(records: "Sequence[Record]", by: str | VoteRule = "majority", chains: int | None = None) -> "list[Combined]":
+def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
@@ -292,7 +298,7 @@ def aggregated(records: "Sequence[Record]", by: str | VoteRule = "majority", cha
     return [_combined(group, by, chains or len(group)) for group in kept]
 
 
-def _combined(chains: "list[Record]", by: str | VoteRule, k: int) -> "Combined":
+def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
     """The record of a problem for a vote of k of its chains."""
     weighed, one_by_one = dict[str, float](), False
     if isinstance(by, PowerVote):
@@ -337,7 +343,7 @@ def _combined(chains: "list[Record]", by: str | VoteRule, k: int) -> "Combined":
     return combined
 
 
-def affordable(records: "Sequence[Outcome]", budget: float, cost: "CostField" = "token_forwards") -> int:
+def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
 
     Chains of a problem read its prompt once, so that each chain after the first costs its token-forwards without the prompt's.
@@ -353,7 +359,7 @@ def affordable(records: "Sequence[Outcome]", budget: float, cost: "CostField" = 
     return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
-def _with_enough(records: "Sequence[Record]") -> "tuple[list[list[Record]], list[int], int]":
+def _with_enough(records: Sequence[Record]) -> tuple[list[list[Record]], list[int], int]:
     """(chains, ks, left out): the problems with the most chains, the numbers of a curve, and the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)

@@ -7,17 +7,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, cast, final
+from typing import Literal, NamedTuple, NotRequired, TypedDict, TypeVar, cast, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
+from dflash_mcmc.store.records import Record
 from dflash_mcmc.types import Cost
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from dflash_mcmc.store.records import Record
 
 Summed = Literal["token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
                  "tokens_kept", "blocks_verified", "tokens_verified", "share_seconds", "num_tokens", "proposals", "accepted",
@@ -72,9 +69,8 @@ class Combined(TypedDict):
     """Seconds of the slowest chain."""
 
 
-if TYPE_CHECKING:
-    Outcome = Record | Combined
-_R = TypeVar("_R", bound="Outcome")
+Outcome = Record | Combined
+_R = TypeVar("_R", bound=Outcome)
 
 
 class PairedOutcomes(NamedTuple):
@@ -93,7 +89,7 @@ class PairedOutcomes(NamedTuple):
         return bool((self.chains == 1).all() and np.isin(self.correct, (0.0, 1.0)).all())
 
 
-def score(record: "Outcome") -> float:
+def score(record: Outcome) -> float:
     """1 for a correct record, 0 for any other. For a record that is combined from several chains, its `correct` in [0, 1]."""
     return float(record["correct"]) if "correct" in record else float(record["verdict"] == "correct")
 
@@ -106,18 +102,18 @@ def by_problem(records: Sequence[_R]) -> dict[str, list[_R]]:
     return dict(groups)
 
 
-def forwards_together(records: "Sequence[Outcome]") -> float:
+def forwards_together(records: Sequence[Outcome]) -> float:
     """Token-forwards that the engine evaluated for these records: the prompt of a problem once for all of its chains."""
     return sum(Cost.together([(record["token_forwards"], prompt_forwards(record)) for record in chains])
                for chains in by_problem(records).values())
 
 
-def prompt_forwards(record: "Outcome") -> int:
+def prompt_forwards(record: Outcome) -> int:
     """The part of a record's token-forwards that the chains of its problem share; 0 for one that is combined already."""
     return cast("int", record.get("prompt_forwards", 0))
 
 
-def outcomes(records: "Sequence[Outcome]") -> PairedOutcomes:
+def outcomes(records: Sequence[Outcome]) -> PairedOutcomes:
     """The outcomes of a run's records; problems are in order of first appearance."""
     scores = {problem: [score(record) for record in chains] for problem, chains in by_problem(records).items()}
     return PairedOutcomes(tuple(scores), np.array([sum(group) / len(group) for group in scores.values()], np.float64),
@@ -151,7 +147,7 @@ def wilson(correct: float, total: int) -> IntervalEstimate:
     return IntervalEstimate(share, 0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half, total)
 
 
-def accuracy(records: "Sequence[Outcome]") -> IntervalEstimate:
+def accuracy(records: Sequence[Outcome]) -> IntervalEstimate:
     """Share of correct samples; n is the number of samples. See `accuracy_of`."""
     return accuracy_of(outcomes(records))
 
@@ -168,7 +164,7 @@ def accuracy_of(of: PairedOutcomes) -> IntervalEstimate:
     return _over_problems(of.correct[order], of.chains[order])
 
 
-def mean_share(shares: "ArrayLike") -> IntervalEstimate:
+def mean_share(shares: ArrayLike) -> IntervalEstimate:
     """Mean of one share in [0, 1] per problem, with a bootstrap over problems; n is the number of problems."""
     values = np.asarray(shares, np.float64)
     return _over_problems(values, np.ones(len(values), np.int64))

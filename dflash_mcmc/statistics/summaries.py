@@ -1,25 +1,21 @@
 """The summary of a run, computed only from its records."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, score
-from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, WEIGHTED
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.outcomes import Outcome, Summed
-    from dflash_mcmc.statistics.votes import VoteRule
-    from dflash_mcmc.store.records import Record
+from dflash_mcmc.statistics.outcomes import Outcome, Summed, accuracy, forwards_together, score
+from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, WEIGHTED, VoteRule
+from dflash_mcmc.store.records import Record
 
 NAMES = ("majority", *WEIGHTED, "log_p", *PROGRAM_RULES)
 """The ways to combine several chains of a problem."""
 _IN_WORDS = {"majority": "majority", "log_p": "best by log p", **IN_WORDS}
 
 
-def summarise(condition: str, records: "Sequence[Outcome]") -> dict[str, object]:
+def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
     """The summary of a run.
 
     `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
@@ -39,7 +35,7 @@ def summarise(condition: str, records: "Sequence[Outcome]") -> dict[str, object]
         values = [value for record in drawn if (value := record[name]) is not None]  # a vote has no log p
         return sum(values) / len(values) if values else None
 
-    def rate(name: "Summed") -> float | None:
+    def rate(name: Summed) -> float | None:
         return _total(records, name) / proposals if proposals else None
 
     judged = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
@@ -70,7 +66,7 @@ def summarise(condition: str, records: "Sequence[Outcome]") -> dict[str, object]
     }
 
 
-def aggregate(condition: str, records: "Sequence[Record]", by: "str | VoteRule", num_chains: int) -> dict[str, object]:
+def aggregate(condition: str, records: Sequence[Record], by: str | VoteRule, num_chains: int) -> dict[str, object]:
     """The summary of combined answers, one per problem, each from `num_chains` chains. Its keys are `majority/accuracy`, ...
 
     A weighted vote also has `effective_chains`, the mean effective number of chains, and `dominated`, the share of problems
@@ -95,7 +91,7 @@ def aggregates_of(summary: dict) -> list[dict[str, object]]:
     return [{key.removeprefix(f"{by}/"): value for key, value in summary.items() if key.startswith(f"{by}/")} for by in names]
 
 
-def measures(records: "Sequence[Record]") -> dict[str, float]:
+def measures(records: Sequence[Record]) -> dict[str, float]:
     """The means of the numbers that samplers add to their records: `measures/log_z`, ... Empty for most samplers.
 
     A mean is over the records that have the number.
@@ -109,7 +105,7 @@ TIMES = ("prefill", "draw", "grade")
 """The parts of a sample's time in `times`."""
 
 
-def times(records: "Sequence[Record]") -> dict[str, float]:
+def times(records: Sequence[Record]) -> dict[str, float]:
     """Where the seconds of a sample go, in means over the samples that were measured: `mean_prefill_seconds`,
     `mean_draw_seconds` and `mean_grade_seconds`.
 
@@ -125,13 +121,13 @@ def times(records: "Sequence[Record]") -> dict[str, float]:
     return means | ({"mean_grade_seconds": sum(graded) / len(graded)} if graded else {})
 
 
-def beside(records: "Sequence[Record]") -> dict[str, int]:
+def beside(records: Sequence[Record]) -> dict[str, int]:
     """`companion_forwards`: positions at which the other model of a blend was evaluated. Empty without one."""
     forwards = [record["companion_forwards"] for record in records if "companion_forwards" in record]
     return {"companion_forwards": sum(forwards)} if forwards else {}
 
 
-def rates(records: "Sequence[Record]") -> dict[str, float | None]:
+def rates(records: Sequence[Record]) -> dict[str, float | None]:
     """Ends of the 95 % bootstrap intervals over problems for rates and costs: `acceptance_low`, `acceptance_high`, ..."""
     of = Clusters([record["problem"] for record in records])
     proposals, ones = ([record["proposals"] for record in records], [1] * len(records))
@@ -142,7 +138,7 @@ def rates(records: "Sequence[Record]") -> dict[str, float | None]:
     return {f"{name}_{end}": getattr(estimate, end) for name, estimate in estimates.items() for end in ("low", "high")}
 
 
-def accepted_length(records: "Sequence[Outcome]") -> float | None:
+def accepted_length(records: Sequence[Outcome]) -> float | None:
     """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted.
 
     It is null too for records that count the blocks of a decoder apart without their tokens, as older ones do.
@@ -154,5 +150,5 @@ def accepted_length(records: "Sequence[Outcome]") -> float | None:
     return _total(records, "tokens_drawn") / blocks if blocks else None
 
 
-def _total(records: "Sequence[Outcome]", name: "Summed") -> float:
+def _total(records: Sequence[Outcome], name: Summed) -> float:
     return sum(record[name] for record in records)

@@ -29,6 +29,7 @@ from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError, RunBusy, UserError
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
@@ -41,8 +42,6 @@ from dflash_mcmc.train.responses import Request, Response, questions, responses
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
 _BETAS, _MAX_NORM = (0.9, 0.95), 1.0
@@ -87,7 +86,7 @@ def train(plan: DraftPlan) -> Path:
     return target
 
 
-def shape_of(plan: DraftPlan, model: "LanguageModel") -> DFlashShape:
+def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
     check_shape(wanted, num_layers)
@@ -116,7 +115,7 @@ def shape_of(plan: DraftPlan, model: "LanguageModel") -> DFlashShape:
     return shape
 
 
-def first_draft(plan: DraftPlan, shape: DFlashShape, model: "LanguageModel") -> DFlash:
+def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
     """The draft before the first step, in float32: a new one, with the tensors that the plan starts from.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
@@ -145,7 +144,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: "LanguageModel") -> 
 class _Session:
     """The state of a training run: models, batches and held-out responses."""
 
-    def __init__(self, plan: DraftPlan, accelerator: "Accelerator", model: "LanguageModel", draft: DFlash,
+    def __init__(self, plan: DraftPlan, accelerator: "Accelerator", model: LanguageModel, draft: DFlash,
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
@@ -226,7 +225,7 @@ def _describe(figures: dict[str, object]) -> str:
     return "tokens for each forward of the target: " + ", ".join(f"{tau:.2f} at temperature {t}" for t, tau in taus.items())
 
 
-def export(draft: DFlash, plan: DraftPlan, model: "LanguageModel", folder: Path,
+def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
            figures: dict[str, object]) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -9,19 +10,17 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.command import check_command, options_of, single_job
 from dflash_mcmc.config.identity import configuration_of, node_of
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.store.described import identity_if_readable
+from dflash_mcmc.verify.drawn import DrawnText
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.report.parts import Section
     from dflash_mcmc.verify.audit import Audit
-    from dflash_mcmc.verify.drawn import DrawnText
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -103,7 +102,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _audited(path: Path, config: "Config", given: "Namespace", server: str | None) -> "tuple[Audit, list[Section]]":
+def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> "tuple[Audit, list[Section]]":
     note("reading the model")
     from dflash_mcmc.process import bars
     from dflash_mcmc.verify import behaviour, drawn, report
@@ -120,11 +119,11 @@ def _audited(path: Path, config: "Config", given: "Namespace", server: str | Non
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
-    def of(source: Path) -> "tuple[list[DrawnText], int]":
+    def of(source: Path) -> tuple[list[DrawnText], int]:
         return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
             list(drawn.of_file(source, model, read)), 0)
 
-    def counted(bar: bars.Bar) -> "Iterator[DrawnText]":
+    def counted(bar: bars.Bar) -> Iterator[DrawnText]:
         for text in texts:
             yield text
             bar.update(tokens=len(text.tokens))
@@ -151,7 +150,7 @@ def _audited(path: Path, config: "Config", given: "Namespace", server: str | Non
     return audited, more
 
 
-def _defaults(config: "Config", law: SamplingParams) -> str:
+def _defaults(config: Config, law: SamplingParams) -> str:
     """The steps that generation_config.json sets and the law lacks. An engine applies them where a request is silent."""
     files = config.model.files()
     path = files.folder / "generation_config.json" if files else None
@@ -165,7 +164,7 @@ def _defaults(config: "Config", law: SamplingParams) -> str:
             f"silent. If the texts were drawn so, state {silent}.") if silent else ""
 
 
-def _stated(overrides: list[str]) -> "Config":
+def _stated(overrides: list[str]) -> Config:
     def added(names: set[str]) -> list[str]:
         fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
         if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint(
@@ -181,13 +180,13 @@ def _stated(overrides: list[str]) -> "Config":
     return config
 
 
-def _token_law(config: "Config") -> SamplingParams | None:
+def _token_law(config: Config) -> SamplingParams | None:
     """The law of each token; None for a chain's sampler, and for answers that are drawn until one ends: tokens have none."""
     in_order = config.sampler.draws_once or config.sampler.is_deterministic
     return config.sampler.law() if in_order and not config.dataset.must_end else None
 
 
-def _of_run(folder: Path, overrides: list[str]) -> "Config":
+def _of_run(folder: Path, overrides: list[str]) -> Config:
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
     from omegaconf import OmegaConf

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.blend import Blend
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process, text_of
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
@@ -27,8 +29,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.verify.drawn import DrawnText
 
 _POWERS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.25, 2.0)
@@ -481,8 +481,8 @@ class Audit(NamedTuple):
         return max(range(len(self.each)), key=lambda place: self.each[place].evidence)
 
 
-def audit(model: "LanguageModel", texts: "Iterable[DrawnText]", law: SamplingParams | None, level: float,
-          blend: "Blend | None" = None, processed: bool = False) -> Audit:
+def audit(model: LanguageModel, texts: "Iterable[DrawnText]", law: SamplingParams | None, level: float,
+          blend: Blend | None = None, processed: bool = False) -> Audit:
     """Audits texts against a law.
 
     Args:
@@ -522,13 +522,13 @@ def audit(model: "LanguageModel", texts: "Iterable[DrawnText]", law: SamplingPar
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens)
 
 
-def near_of(model: "LanguageModel", temperature: float) -> float:
+def near_of(model: LanguageModel, temperature: float) -> float:
     """The distance in nats at a temperature within which tokens are near-ties of another rounding."""
     return _NEAR_BFLOAT16 / temperature if model.dtype == torch.bfloat16 else _NEAR
 
 
 @torch.no_grad()
-def read_text(model: "LanguageModel", text: "DrawnText", law: SamplingParams, blend: "Blend | None") -> Payments:
+def read_text(model: LanguageModel, text: "DrawnText", law: SamplingParams, blend: Blend | None) -> Payments:
     """What the tokens of a text pay, and their log p."""
     layers = () if blend is None else blend.tapped_layers(len(model.layers))
     sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine.batching.interface import ChainRunner
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.process.http import check_url
 from dflash_mcmc.registry import Need, name_of, register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
-    from dflash_mcmc.engine.batching.interface import ChainRunner
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
 
 _REQUESTS = 16
 """Requests at once where `hardware.num_slots` is null."""
@@ -49,7 +49,7 @@ class Api(Engine):
     patience_seconds: float = runtime(600.0, "time from a request's first failure in which it is sent again after 429, 5xx, "
                                     "resets and timeouts", gt=0)
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks the URL, and that no part needs more than drawn tokens and their log probabilities. Raises ConfigError."""
         from dflash_mcmc.engine.api.endpoint import OWN_FIELDS
 
@@ -75,7 +75,7 @@ class Api(Engine):
         endpoint = Endpoint(self)
         return f"{endpoint.kind} {endpoint.model}"
 
-    def load(self, config: "Settings", device: str) -> "UnloadedTarget":
+    def load(self, config: Settings, device: str) -> "UnloadedTarget":
         """The tokenizer and the stop ids of model.path; the weights are the server's. Raises UserError."""
         from dflash_mcmc.engine.api.endpoint import Endpoint
         from dflash_mcmc.engine.batching import elsewhere
@@ -92,14 +92,14 @@ class Api(Engine):
         """This class: a run has the requests of a process to itself."""
         return Api
 
-    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
+    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which servers compute."""
         from dflash_mcmc.engine.batching import elsewhere
 
         return elsewhere.prompt_encoder(config.model)
 
-    def start(self, config: "Settings", target: "UnloadedTarget", prompt_length: int, num_chains: int,
-              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
+    def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
         """Requests to the server, which is audited first. Raises UserError for a server that is not what is stated."""
         from dflash_mcmc.engine.api.audit import audited
         from dflash_mcmc.engine.api.endpoint import Endpoint

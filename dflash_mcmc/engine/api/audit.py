@@ -15,10 +15,10 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
-    from dflash_mcmc.settings import Settings
 
 _QUESTION = "Write a short story about a number that nobody has heard of."
 _ANSWERS, _LENGTH = 8, 64
@@ -44,7 +44,7 @@ _done = set[tuple[object, ...]]()
 """The audits that have passed in this process."""
 
 
-def audited(endpoint: Endpoint, config: "Settings", target: "UnloadedTarget", logprobs: str, num_requests: int) -> None:
+def audited(endpoint: Endpoint, config: Settings, target: "UnloadedTarget", logprobs: str, num_requests: int) -> None:
     """Audits a server once for all runs of this process. Raises UserError with the first fault."""
     name = (endpoint.url, endpoint.kind, endpoint.model, repr(endpoint.body), logprobs, target.folder)
     if name in _done:

@@ -7,23 +7,20 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import transformers
 
 from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, RequestPart
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
-from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, continuation, encode
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.types import Trajectory
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 
 
 class UnloadedTarget(NamedTuple):
@@ -102,7 +99,7 @@ def positions(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
-def prompt_encoder(model: Any) -> "PromptEncoder | None":
+def prompt_encoder(model: Any) -> PromptEncoder | None:
     """The encoder of a model's prompts, with its positions as of `positions`; None if its configuration is not here."""
     encoder = model.prompt_encoder()
     shape = None if encoder is None else model.shape("cpu")

@@ -5,13 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
+from dflash_mcmc.ops import Chain
 from dflash_mcmc.types import ChainResult, Cost
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-
-    from dflash_mcmc.ops import Chain
 
 
 Tag = TypeVar("Tag", bound=Hashable)
@@ -105,10 +105,10 @@ class ChainTarget(Protocol):
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end a generation."""
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> "np.ndarray":
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids of a prompt, int64."""
 
-    def decode(self, tokens: "np.ndarray") -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens, without special tokens, up to a stop string."""
 
 
@@ -207,7 +207,7 @@ class ChainRunner(ABC):
         """The engine's work so far."""
         return self._meter.counters
 
-    def run(self, chains: "Iterable[tuple[Tag, Chain] | None]") -> Iterator[Finished[Tag]]:
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
         """Yields chains as they end. `chains` are (tag, generator) pairs; a few may be taken before there is room for them.
 
         None in place of a pair says that no chain waits now. While a slot is free, the engine asks again after each step. The
@@ -216,7 +216,7 @@ class ChainRunner(ABC):
         return (done for done in self.steps(chains) if done is not None)
 
     @abstractmethod
-    def steps(self, chains: "Iterable[tuple[Tag, Chain] | None]") -> Generator[Finished[Tag] | None, None, None]:
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
 
     def drop(self, tags: Collection[Hashable]) -> None:

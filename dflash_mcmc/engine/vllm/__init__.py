@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine.batching.interface import ChainRunner
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import Need, name_of, register
+from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
-    from dflash_mcmc.engine.batching.interface import ChainRunner
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.settings import Settings
 
 _INSTEAD = "or engine=slots"
 
@@ -48,7 +48,7 @@ class Vllm(Engine):
     float32_head: bool = identity(True, "compute logits in float32, as engine=slots does; false takes the activations' "
                                   "precision")
 
-    def check(self, config: "Settings") -> None:
+    def check(self, config: Settings) -> None:
         """Checks that vLLM can run model, blend and sampler. Raises ConfigError."""
         if config.model.rope_override() is not None:
             raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null with engine=vllm, {_INSTEAD}")
@@ -63,7 +63,7 @@ class Vllm(Engine):
         """GPUs of the group that shares a copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def memory_note(self, config: "Settings") -> str:
+    def memory_note(self, config: Settings) -> str:
         """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
         shape = config.model.shape("cpu")
         if shape is None:
@@ -72,7 +72,7 @@ class Vllm(Engine):
 
         return starting.memory_line(self, config, shape)
 
-    def load(self, config: "Settings", device: str) -> "UnloadedTarget":
+    def load(self, config: Settings, device: str) -> "UnloadedTarget":
         """The target without its weights, which vLLM's workers load. Raises UserError."""
         from dflash_mcmc.engine.batching import elsewhere
 
@@ -86,14 +86,14 @@ class Vllm(Engine):
         """This class: a process has one engine of vLLM."""
         return Vllm
 
-    def prompt_encoder(self, config: "Settings") -> "PromptEncoder | None":
+    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
         from dflash_mcmc.engine.batching import elsewhere
 
         return elsewhere.prompt_encoder(config.model)
 
-    def start(self, config: "Settings", target: "UnloadedTarget", prompt_length: int, num_chains: int,
-              second: "Mapping[bytes, np.ndarray] | None" = None) -> "ChainRunner":
+    def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
+              second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting
         from dflash_mcmc.engine.vllm.core import VllmEngine, shared

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import combinations
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,10 @@ from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics import chains
-from dflash_mcmc.statistics.chains import affordable, aggregated, majority, pass_curve, vote_curve
+from dflash_mcmc.statistics.chains import StepChain, affordable, aggregated, majority, pass_curve, vote_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, forwards_together, outcomes
+from dflash_mcmc.statistics.outcomes import Combined, CostField, accuracy_of, aligned, by_problem, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.chains import StepChain
-    from dflash_mcmc.statistics.outcomes import Combined, CostField
 
 _MOST_DRAWN, _MOST_PANELS = 7, 3
 """The largest number of curves that a reader can distinguish, and of runs in the figure of rules."""
@@ -188,7 +184,7 @@ def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> "figure.Figure":
     return drawn
 
 
-_COSTS: "dict[CostField, str]" = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_COSTS: dict[CostField, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k

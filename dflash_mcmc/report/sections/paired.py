@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,11 +11,8 @@ from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import VERDICTS, Drawing, ReportTable, Section, count, p_is, percent, points
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned, prompt_forwards
+from dflash_mcmc.statistics.outcomes import Outcome, PairedOutcomes, accuracy, aligned, prompt_forwards
 from dflash_mcmc.statistics.paired import Paired, VarianceParts, compare
-
-if TYPE_CHECKING:
-    from dflash_mcmc.statistics.outcomes import Outcome
 
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
