@@ -103,7 +103,7 @@ PROCESSOR ?= this
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
 
 test: $(READY)  ##- the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
-	$(PYTEST) -n 3 --dist worksteal
+	$(PYTEST) -n 3 --dist loadfile
 
 test-slow: $(READY)  ##- all cases of the tests, and the long campaigns (hours)
 	$(PYTEST) -n 2 --dist worksteal -m 'not slurm'

@@ -98,6 +98,7 @@ def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
         assert all(sample.cost.blocks_drafted for sample in samples)
 
 
+@pytest.mark.slow
 def test_without_the_chat_template_the_prompt_is_the_bare_text(loaded):
     def draw(**options) -> list[int]:
         (sample,) = dflash_mcmc.sample(*loaded, QUESTIONS[:1], sampler="greedy", progress=False, **options)
@@ -171,6 +172,7 @@ def test_a_notebook_shows_samples_as_a_table(loaded):
     assert "&lt;b&gt;" in samples[0]._replace(text="<b>")._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_name_of_a_condition_is_its_sampler_and_blend(loaded):
     def draw(**chosen) -> list[list[int]]:
         drawn = dflash_mcmc.sample(*loaded, QUESTIONS, max_new_tokens=24, progress=False, **chosen)
@@ -230,6 +232,7 @@ def test_a_keyword_of_another_program_says_the_way(given, said):
         dflash_mcmc.Engine(TINY, tempo=1)
 
 
+@pytest.mark.slow
 def test_prompts_are_texts_messages_or_token_ids(loaded):
     model, tokenizer = loaded
     messages = [{"role": "user", "content": QUESTIONS[1]}]
@@ -266,6 +269,7 @@ def test_an_engine_stays_loaded_and_streams(monkeypatch):
         engine.sample(QUESTIONS)
 
 
+@pytest.mark.slow
 def test_threads_get_what_each_gets_alone(loaded):
     """Three threads draw with one model, two of them with the same engine. A blend taps the layers of the model."""
     engine, other = dflash_mcmc.Engine(*loaded), dflash_mcmc.Engine(*loaded)
@@ -282,6 +286,7 @@ def test_threads_get_what_each_gets_alone(loaded):
         assert list(pool.map(draw, [0, 1, 2])) == alone
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monkeypatch):
     """The model in files is loaded once for both."""
     monkeypatch.chdir(tmp_path)
@@ -466,6 +471,7 @@ def test_each_point_of_a_sweep_has_its_own_result(tmp_path, monkeypatch):
     assert len({run.folder for run in drawn}) == 1
 
 
+@pytest.mark.slow
 def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

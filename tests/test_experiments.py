@@ -34,6 +34,7 @@ def test_guided_power_sampling_has_the_setting_of_the_document(make_config, cond
         assert (config.blend.beta, config.blend.layer % 36) == (0.05, 33)
 
 
+@pytest.mark.slow
 def test_guided_power_sampling_has_the_shards_of_the_document(make_config, shared_data):
     """The document's code uses shards 0 to 7 of 40 with `range(shard, 500, 40)`."""
     path = f"dataset.path={shared_data}/math500/test.jsonl"
@@ -135,6 +136,7 @@ def points(*arguments: str) -> list:
     return [job.config for job in command.check_command(arguments).jobs]
 
 
+@pytest.mark.slow
 def test_the_full_sweep_has_all_problems_and_ten_steps():
     found = points("sweep=full", "experiment=guided_power_sampling")
     assert [config.condition.name for config in found] == [*CONDITIONS, "draft_blend_ps"]
@@ -143,12 +145,14 @@ def test_the_full_sweep_has_all_problems_and_ten_steps():
     assert found[-1].draft.path == "z-lab/Qwen3-4B-DFlash-b16"  # the draft of the model
 
 
+@pytest.mark.slow
 def test_votes_are_compared_with_the_best_of_as_many_draws():
     *voting, best = points("sweep=votes", "experiment=guided_power_sampling")
     assert {(config.num_chains, config.aggregate) for config in voting} == {(8, "majority")}
     assert (best.num_chains, best.aggregate, best.sampler.num_candidates) == (1, None, 8)
 
 
+@pytest.mark.slow
 def test_the_benchmarks_are_whole_datasets():
     found = points("sweep=benchmarks", "experiment=guided_power_sampling", "condition=ps")
     assert {(name_of(config.dataset), config.dataset.num_chosen()) for config in found} == {
@@ -157,6 +161,7 @@ def test_the_benchmarks_are_whole_datasets():
     assert (code.dataset.num_chosen(), name_of(code.grader)) == (164, "code")
 
 
+@pytest.mark.slow
 def test_phase_0_is_three_runs_and_takes_another_probe():
     assert [name_of(config.probe) for config in points("experiment=phase0", *EMBEDDED)] == [
         "layer_rank", "logit_blend", "deep_readout"]

@@ -134,6 +134,7 @@ def test_the_table_of_draws_follows_from_the_records(page):
         assert (row["problems"], row["tokens"]) == (str(len(every)), f"{forwards:,.0f}")
 
 
+@pytest.mark.slow
 def test_equal_likelihood_is_not_equal_answers():
     said, runs = " ".join((FINDINGS / "equal-cost-on-gsm8k.md").read_text().split()), stored("cost_gsm8k")
     drawn = runs["temperature-gsm8k-fcebb28b0fc5"].draws
@@ -188,6 +189,7 @@ def source(identity: dict) -> str:
     return "random" if identity["blend.direction"] == "random" else "layer 12" if identity["blend.layer"] == 12 else "layer"
 
 
+@pytest.mark.slow
 def test_the_curves_on_all_problems_follow_from_the_records():
     """Correct answers, slopes and texts that differ, by sampler and direction; both directions share beta 0."""
     page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
@@ -235,6 +237,7 @@ def test_the_curves_on_all_problems_follow_from_the_records():
         assert f"{text} {mean:.1f} points ({mean - reach:.1f} to {mean + reach:.1f})" in said
 
 
+@pytest.mark.slow
 def test_the_controls_on_all_problems_follow_from_the_records():
     """Each run against the same sampler at beta 0; `two products` are of the conditions."""
     page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
@@ -261,6 +264,7 @@ def test_the_controls_on_all_problems_follow_from_the_records():
         assert shown == [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"]
 
 
+@pytest.mark.slow
 def test_accepted_and_moving_proposals_follow_from_the_records(tmp_path, monkeypatch, capsys):
     """The script that stands on the page prints each row of both tables."""
     page, both = FINDINGS / "sign-of-beta-on-gsm8k.md", []
@@ -393,6 +397,7 @@ def test_the_tables_of_the_probes_follow_from_the_records():
             assert text == f"{100 * statistics.mean(x for one in mine for x in one[weights][column]):.1f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "archives", "problems", "tested"), [
     ("decomposition", ("decomposition", "cost_code"), 164, 3), ("base-model", ("base_model",), 128, 4)])
 def test_rows_of_several_chains_follow_from_the_records(name, archives, problems, tested):
@@ -453,6 +458,7 @@ def kept(draws: list[dict], rule: str) -> tuple[dict, int]:
     return max(among, key=lambda record: (sizes[record.get("behaviour")], record["log_p"])), len(draws)
 
 
+@pytest.mark.slow
 def test_the_page_of_evidence_follows_from_the_records():
     """Rows of rules over draws against greedy decoding and chains by exact McNemar tests, with a prompt read once."""
     page, runs, of_code = (FINDINGS / "evidence.md").read_text(), stored("evidence"), stored("cost_code")

@@ -101,6 +101,7 @@ def test_the_target_depends_on_the_grader_only(run, pool):
     assert report(again).endswith("nothing was written")
 
 
+@pytest.mark.slow
 def test_a_start_with_the_new_grader_resumes_the_new_run(make_config, tmp_path, pool):
     """Three samples are drawn with an older version of the rules. After regrading, a run of four draws only the fourth."""
     arguments = ("sampler=greedy", f"paths.outputs={tmp_path}", "dataset.max_new_tokens=8", "tracker=none")
@@ -125,6 +126,7 @@ def append_records(folder, verdict: str, *keys: tuple[str, int], **rest) -> None
         file.write("".join(to_line(record).decode() for record in records))
 
 
+@pytest.mark.slow
 def test_an_old_run_is_graded_by_another_extraction_rule(run):
     config = grader_config(["grader.extract=[boxed,last_number]"])
     started = config.grader.start()
@@ -304,6 +306,7 @@ def test_runs_without_texts_are_an_error(run, pool):
         regrade(run, grader_config([]), pool)
 
 
+@pytest.mark.slow
 def test_programs_are_run_again_if_that_is_allowed(tmp_path):
     gold = json.dumps({"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"})
     records = [folders.record("a", "wrong", chain, text=text, gold=gold)

@@ -101,6 +101,7 @@ def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
     assert decoders.chains(drafted._replace(draft=None), SMALL) == []
 
 
+@pytest.mark.slow
 def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
     monkeypatch.setattr(equal_chains, "_TURNS", 1)
     rows = equal_chains.against_generate(drafted._replace(horizon=3), SMALL)
@@ -114,6 +115,7 @@ def test_numbers_in_tables_have_three_significant_digits():
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["1,234", "0.0123", "-"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_gpu_measures_what_is_missing_beside_its_limit(tmp_path, capsys):
     """The whole command, on a CPU with a tiny model."""
     arguments = [str(tmp_path), "--tiny"]

@@ -22,7 +22,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import power_target, total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, all_same, same, ways
 from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
 from tests.engine.speculative.test_speculator import drafter, match
@@ -141,9 +140,9 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
-@pytest.mark.parametrize(("name", "decoder"), quick([
-    ("contrastive", "match"), ("ensemble", "match_sampled"), ("masked", "rejection"), ("masked_ensemble", "block")],
-    "contrastive", "masked"))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "decoder"), [
+    ("contrastive", "match"), ("ensemble", "match_sampled"), ("masked", "rejection"), ("masked_ensemble", "block")])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 
@@ -209,6 +208,7 @@ def plain(qwen3, amateur):
     return functools.cache(lambda sampler: run(qwen3, amateur, ENGINE_BLENDS["contrastive"], sampler=sampler))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amateur", [53], indirect=True, ids=["fewer_rows"])
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
@@ -224,7 +224,8 @@ def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler)
             assert done.cost == plain(sampler)[tag].cost
 
 
-@pytest.mark.parametrize("draft", quick(["ngram", "self", "dflash"], "dflash"))
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
 def test_a_decoder_with_a_cache_of_its_own_changes_nothing(qwen3, amateur, plain, draft):
     """DFlash's keys and values and the companion's follow the same rows."""
     found = run(qwen3, amateur, ENGINE_BLENDS["contrastive"], decoder=match(), draft=draft)
@@ -396,6 +397,7 @@ def test_a_model_with_recurrent_layers_is_refused(make_config, monkeypatch):
         config.blend.companion(target)
 
 
+@pytest.mark.slow
 def test_a_run_counts_the_companions_forwards_apart(make_config):
     given = *GIVEN, "sampler=temperature", "dataset.limit=2", "dataset.max_new_tokens=8"
     result = execute(make_config(*given, "blend.beta=-0.5", "blend.alpha_mask=0.1"))
@@ -409,6 +411,7 @@ def test_a_run_counts_the_companions_forwards_apart(make_config):
     assert line in cost.assumptions(make_config(*given))
 
 
+@pytest.mark.slow
 def test_a_model_as_its_own_companion_changes_nothing(make_config):
     """With the target itself beside it, every beta gives the target's law, up to rounding."""
     given = "sampler=temperature", "sampler.temperature=0.6", "dataset.limit=3", "dataset.max_new_tokens=24"

@@ -94,6 +94,7 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
+@pytest.mark.slow
 def test_a_decoder_changes_no_law():
     check_decoder(*tables("masked", speculation=speculation("rejection")))
 
@@ -139,6 +140,7 @@ def plain(qwen3):
     return functools.cache(lambda sampler: run(qwen3, sampler))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
     for sampler, few in (("power_mh", 1), ("power_smc", 1)) for way in ways(few)])
@@ -149,7 +151,8 @@ def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     assert all(done.cost.companion_forwards == done.cost.token_forwards for done in found.values())
 
 
-@pytest.mark.parametrize("draft", quick(["ngram", "self", "dflash"], "dflash"))
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
 def test_a_decoder_changes_nothing(qwen3, plain, draft):
     all_same(run(qwen3, decoder=match(), draft=draft), plain("power_mh"))
 
@@ -169,6 +172,7 @@ def test_the_plan_has_a_second_cache_and_no_second_weights(qwen3):
 GIVEN = ("blend=prompt", "sampler=temperature", "dataset.limit=3", "dataset.max_new_tokens=16")
 
 
+@pytest.mark.slow
 def test_a_run_under_another_prompt(make_config):
     found = {}
     for name, more in {"null": [], "same": ["blend.prompt='{question}'"], "other": ["blend.prompt='1+1='"]}.items():
@@ -213,6 +217,7 @@ def rows(tmp_path):
     return (*GIVEN, "dataset=jsonl", f"dataset.path={tmp_path / 'rows.jsonl'}", *OF_ROWS)
 
 
+@pytest.mark.slow
 def test_the_second_prompt_of_a_row(make_config, rows):
     """Context-aware decoding: with the context, and without it. A text in braces of a row is a text."""
     config = make_config(*rows)

@@ -52,6 +52,7 @@ def test_a_path_is_what_the_fields_in_full_are(short, long):
     assert one.choices == other.choices
 
 
+@pytest.mark.slow
 def test_a_path_and_an_option_are_swept_together_and_labelled_by_their_names(own):
     swept = jobs("-m", f"model={own}/my_tiny,my_tiny", "condition=ps", "dataset=my.jsonl,arith", "dataset.limit=1")
     in_full = jobs("-m", "model=hf", f"model.path={own}/my_tiny,my_tiny", "condition=ps", "dataset=my.jsonl,arith",

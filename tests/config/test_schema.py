@@ -131,9 +131,10 @@ def companions(choice: str) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", [
-    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group in ("condition", "experiment", "sweep")))
+    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group not in GROUPS or name in components(group)))
     for group, names in options().items() for name in names if (group, name) != ("model", "hf")])
 def test_every_option_composes(make_config, choice):
+    """By default those with a file of their own: the tests of a component compose it."""
     assert isinstance(make_config(choice, *companions(choice)), Config)
 
 
@@ -234,6 +235,7 @@ PowerMH, LayerBlend, HFModel = (components(group)[name].cls for group, name in (
     ("sampler", "power_mh"), ("blend", "layer"), ("model", "hf")))
 
 
+@pytest.mark.slow
 def test_a_constructor_gives_the_option_of_the_command_line(monkeypatch):
     """It reads no file: this machine's own values (conf/local) are the command line's alone."""
     required = {found: {field.name: "given" for field in dataclasses.fields(found.cls) if default_of(field) == MISSING}

@@ -156,6 +156,7 @@ def test_a_group_of_gpus_is_one_process():
         changed(launcher, ["processes=3"]).with_groups(4)
 
 
+@pytest.mark.slow
 def test_a_sites_values_come_from_conf_local_and_disturb_no_other_launcher(tmp_path):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "slurm.yaml").write_text("partition: ours\nsetup: [module load cuda]\n")

@@ -46,6 +46,7 @@ def configs_of(*arguments: str):
     return [job.config for job in jobs_of(*arguments)]
 
 
+@pytest.mark.slow
 def test_alpha_beta_is_the_documents_grid():
     configs = configs_of("sweep=alpha_beta")
     assert [(c.sampler.alpha, c.blend.beta) for c in configs] == list(
@@ -73,6 +74,7 @@ def test_points_that_a_sweep_writes_out_are_chosen_by_option_and_combined_with_l
         ("greedy", None, 1), ("greedy", None, 2), ("smc", 8, 1), ("smc", 8, 2), ("smc", 32, 1), ("smc", 32, 2)]
 
 
+@pytest.mark.slow
 def test_settings_of_equal_cost_cost_the_same_by_their_plan():
     """With the lengths that the file names a point costs 8 or 32 answers with one prompt, within a quarter."""
     planned = {(config.condition.name, index): cost.estimate(config).token_forwards for index, config in enumerate(
@@ -83,6 +85,7 @@ def test_settings_of_equal_cost_cost_the_same_by_their_plan():
     assert off == {"isir"}  # its smallest setting costs 13 draws
 
 
+@pytest.mark.slow
 def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
     configs = configs_of("sweep=sources", "blend.model=tiny")
     counts = Counter((name_of(c.blend), not c.blend.is_null and c.blend == LayerBlend(beta=c.blend.beta, direction="random"))
@@ -91,6 +94,7 @@ def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
     assert {c.blend.beta for c in configs if not c.blend.is_null} == {-0.5, -0.2, 0.2, 0.5}
 
 
+@pytest.mark.slow
 def test_evidence_compares_draws_with_chains_that_see_one_test_of_a_question():
     configs = configs_of("sweep=evidence", "experiment=demo", "grader.allow_execution=true", "dataset.path=tasks.jsonl")
     assert [(name_of(c.sampler), c.num_chains, name_of(c.potential)) for c in configs] == [
@@ -152,6 +156,7 @@ def test_a_value_is_left_out_where_it_does_not_apply_and_equal_points_are_one_jo
     assert cli.check_command(arguments).num_points == 32
 
 
+@pytest.mark.slow
 def test_a_single_value_applies_to_the_points_that_have_its_field():
     conditions = "condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps"
     jobs = jobs_of("-m", "experiment=demo", conditions, "sampler.num_steps=10")
@@ -160,6 +165,7 @@ def test_a_single_value_applies_to_the_points_that_have_its_field():
         (None, ("sampler.num_steps",)), (10, ()), (10, ())]
 
 
+@pytest.mark.slow
 def test_only_points_that_do_the_same_are_one_job():
     assert shown("-m", "sampler=greedy", "num_chains=1,2", "sampler.alpha=2,4") == [
         ("num_chains=1", "sampler.alpha"), ("num_chains=2", "sampler.alpha")]
@@ -172,6 +178,7 @@ def test_only_points_that_do_the_same_are_one_job():
     assert shown("-m", "seed=1,1") == [("seed=1", "")]
 
 
+@pytest.mark.slow
 def test_labels_have_a_component_s_fields_beside_runs_that_have_it_alone():
     jobs = cli.check_command(["-m", "condition=temp", "decoder=plain,speculative_match,speculative_rejection", "draft=tiny",
                               "tracker=none"]).jobs

@@ -18,6 +18,7 @@ def test_problems_never_change(make_config):
     assert make_config().dataset.fingerprint() == "4ef88c84db1a977b3e41f1f768468937"
 
 
+@pytest.mark.slow
 def test_more_problems_continue_the_embedded_ones(make_config):
     few, many = make_config().dataset, make_config("dataset.num_problems=320").dataset
     assert len(many.problems()) == 320

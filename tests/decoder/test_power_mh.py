@@ -8,7 +8,6 @@ from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
-from tests.cases import quick
 
 HORIZON = 2
 MODEL = TabularModel(3, (0,), seed=0, scale=0.5)
@@ -31,8 +30,9 @@ RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
          "block": (rules.reject_block, {"shared_noise": False, "temperature": None})}
 
 
-@pytest.mark.parametrize(("name", "early_reject"), quick([
-    ("match", "exact"), ("match_sampled", "off"), ("rejection", "off"), ("block", "exact")], "rejection"))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "early_reject"), [
+    ("match", "exact"), ("match_sampled", "off"), ("rejection", "off"), ("block", "exact")])
 def test_power_mh_keeps_its_law(name, early_reject):
     rule, options = RULES[name]
     matrix, target = matrix_and_target(rule, sampler(early_reject), **options)

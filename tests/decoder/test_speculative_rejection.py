@@ -32,7 +32,8 @@ def test_law_is_exact_among_three_tokens(draft, verification, temperature, law):
     assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], 2, SMALL) <= 1e-12
 
 
-@pytest.mark.parametrize("verification", quick(["token", "block"], "block"))
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["token", "block"])
 def test_law_is_exact_over_several_blocks(verification):
     assert speculative_error(rule("small", verification=verification), LAWS["temperature"], 3, SMALL) <= 1e-12
 
@@ -74,6 +75,7 @@ def test_block_verification_keeps_more_tokens(draft):
     assert kept("block", draft) > kept("token", draft) + 1e-3
 
 
+@pytest.mark.slow
 def test_block_verification_needs_new_random_numbers_after_each_anchor(monkeypatch):
     """The end of a block depends on the drafted tokens, so their random numbers must not be used for the next draft."""
     from dflash_mcmc.testing import EnumeratedChance

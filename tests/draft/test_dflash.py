@@ -33,6 +33,7 @@ def refused(make_config, folder: Path, message: str, *overrides: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_folder_runs_like_the_embedded_draft(make_config, checkpoint):
     embedded = execute(make_config(*RUN, "draft=tiny"))
     moved = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32"))

@@ -13,6 +13,7 @@ def records(folder) -> dict:
     return {(record["problem"], record["chain"]): record for record in read_records(folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["tiny_dspark", "tiny_dflash2"])
 def test_records_do_not_depend_on_the_rounding_of_a_block(make_config, draft):
     """A batched verification rounds differently than single steps. Tokens are the same; log p differs in its last digits."""

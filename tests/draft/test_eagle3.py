@@ -118,7 +118,8 @@ DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": Draft
            "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", quick(DRAWING, "draft"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWING)
 def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
     """log q of every answer, and the same answers in few slots.
 
@@ -144,6 +145,7 @@ def are_of_the_definition(model, drawn) -> None:
                 assert abs(path.log_q[at] - float(log_q)) < 1e-3
 
 
+@pytest.mark.slow
 def test_draws_from_the_draft_on_a_hybrid_go_token_by_token():
     hybrid = random_model("qwen3_5")
     are_of_the_definition(hybrid, list(run(hybrid, DRAWING["draft"], uses_draft=True).values())[:3])

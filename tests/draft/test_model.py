@@ -173,7 +173,7 @@ def plain(qwen3):
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
-@pytest.mark.parametrize("name", quick(SAMPLERS, "truncated", "power_mh_early"))
+@pytest.mark.parametrize("name", quick(SAMPLERS, "truncated"))
 def test_match_is_plain(qwen3, plain, name):
     for draft, decoder in ((other(), match()), (qwen3, match(0.8))):
         found = run(qwen3, draft, name, decoder)
@@ -191,6 +191,7 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3, plain):
     all_same(run(hybrid, qwen3, "power_mh"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [53, 70])
 def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
     """The target's tokens are the first 53 rows of its head of 61."""
@@ -205,8 +206,9 @@ def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
     assert all(done.result.trajectory.tokens.max() < 53 for done in found[2].values())
 
 
-@pytest.mark.parametrize(("sampler", "settings"), quick([
-    ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], "replica_exchange"), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sampler", "settings"), [
+    ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
     """The draft's laws are those after all tokens of the row, even after roll-backs, copies and moves of the cache."""
     seen, propose = [], ModelDrafter.propose
@@ -238,7 +240,8 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
            "refine": DraftRefine(num_blocks=3, num_steps=2), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", quick(DRAWING, "draft"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWING)
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
     """log p and log q of every answer, and the same answers in few slots."""
     draft, sampler = other(), DRAWING[name]
@@ -276,6 +279,7 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
     """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
     def alone(numbers, decoder, uses_draft):
@@ -290,6 +294,7 @@ def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
     all_same(mixed, targets | drafts)
 
 
+@pytest.mark.slow
 def test_beside_a_blend_with_a_model(qwen3):
     """Both models have a cache of their own that follows the target's rows."""
     from dflash_mcmc.blend.model import ModelBlend
@@ -381,6 +386,7 @@ def test_a_run_has_the_tokens_of_plain_and_counts_the_draft_apart(make_config, t
     assert line in cost.assumptions(make_config(*GIVEN))
 
 
+@pytest.mark.slow
 def test_models_beside_the_target_stay_loaded(make_config, tmp_path, monkeypatch):
     """A second run reads no weights, two uses of a model share it, and another draft takes the place of the last one alone."""
     read, pretrained = [], hf._pretrained

@@ -25,6 +25,7 @@ from dflash_mcmc.testing import (
     power_target,
     transition_matrix,
 )
+from tests.cases import quick
 from tests.draft.network.test_checkpoint import SMALL, assert_one_line, change_tensors, write_config, written
 from tests.engine.speculative.test_slotwise import RULES
 from tests.laws import product_law
@@ -177,7 +178,7 @@ class Lacking(TabularDraft):
         return np.where(np.arange(3) == 1, -np.inf, super().logits(prefix, drafted))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", quick(RULES, "token"))
 def test_every_rule_keeps_the_targets_law(rule):
     model, draft = TabularModel(3, (0,)), Lacking(3, 2)
     for law, horizon in ((SamplingParams(0.8), 3), (SamplingParams(1.2, top_k=2, repetition_penalty=1.7), 2)):
@@ -251,12 +252,14 @@ def speculators_folder(folder: Path, ids: list[int] | None) -> Path:
 SHORT = ("dataset.limit=2", "dataset.max_new_tokens=24", "sampler=temperature")
 
 
+@pytest.mark.slow
 def test_the_whole_vocabulary_in_that_layout_is_the_same_draft(make_config, tmp_path):
     found = [records_of(execute(make_config(*SHORT, "decoder=speculative_rejection", *draft)).folder)
              for draft in (("draft=dflash", f"draft.path={speculators_folder(tmp_path / 'whole', None)}"), ("draft=tiny",))]
     assert [record["tokens"] for record in found[0].values()] == [record["tokens"] for record in found[1].values()]
 
 
+@pytest.mark.slow
 def test_a_run_drafts_the_tokens_that_it_has(make_config, half):
     config = make_config(*SHORT, "draft=dflash", f"draft.path={half}", "decoder=speculative_rejection", "decoder.trace=true")
     for record in records_of(execute(config).folder).values():

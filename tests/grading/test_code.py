@@ -38,6 +38,7 @@ def grades(pool, submitted) -> list:
     return graded(pool, [(text, gold_of(task)) for text, task in submitted])
 
 
+@pytest.mark.slow
 def test_verdicts_and_rules(pool):
     found = grades(pool, [(text, ADD) for text in (
         "    return a + b\n", "return a + b", "```python\ndef add(a, b):\n    return a + b\n```", "    return a - b\n",
@@ -155,6 +156,7 @@ def test_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool, every
                 if grade.verdict != verdict] == []
 
 
+@pytest.mark.slow
 def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_config, tmp_path):
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
         (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]

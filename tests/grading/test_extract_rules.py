@@ -96,6 +96,7 @@ def test_a_text_continues_the_thinking_that_its_prompt_has_begun():
         assert AUTO.find(continued(prompt, r"so \boxed{2}</think>\boxed{3}")).answer == "3"
 
 
+@pytest.mark.slow
 def test_a_run_and_its_regrading_know_how_the_prompt_ended(tmp_path):
     run = dflash_mcmc.run(
         "sampler=temperature", "dataset.max_new_tokens=4", "dataset.limit=2", "model.chat=false", "tracker=none",
@@ -116,6 +117,7 @@ def test_the_order_of_the_rules_and_the_end_of_the_answer():
     assert Extraction().find(text) == (None, "no_box")
 
 
+@pytest.mark.slow
 def test_mathematical_answers_without_boxes_are_graded(make_config):
     pool = make_config("grader.extract=auto").grader.start()
     found = graded(pool, GRADED)
@@ -140,7 +142,7 @@ LOOPS = ("1 = ", "1 pen ", "The answer is 5. ", "answer to ", "answer is not ", 
          r"\boxed{", "9{,}", "1,\\!", r"\frac{", r"\sqrt{", "2^", "72, ", "72 — ", "1’234", "$$", "√(")
 
 
-@pytest.mark.parametrize("loop", quick(LOOPS, *LOOPS[::5]), ids=range(len(LOOPS)))
+@pytest.mark.parametrize("loop", quick(LOOPS, LOOPS[0]), ids=range(len(LOOPS)))
 def test_looping_text_is_read_in_linear_time(loop):
     """The run itself reads it. It takes a tenth of a second; with quadratic time it would take minutes."""
     text = loop * (200_000 // len(loop))
@@ -189,6 +191,7 @@ def test_extraction(text, answer):
     assert last_box(text) == answer
 
 
+@pytest.mark.slow
 def test_the_time_is_linear():
     text = r"\boxed{" * 150_000
     started = time.process_time()

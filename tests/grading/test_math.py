@@ -119,6 +119,7 @@ def nothing(*ignored: object) -> None:
     """Replaces the start and the self-test of a worker."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light_workers")
 def test_an_answer_that_takes_all_memory_is_an_error_and_the_pool_continues(start):
     first, second = graded(start(20, 2, judge=takes_all_memory), [("1", "everything"), ("1", "1")])
@@ -132,6 +133,7 @@ def takes_all_memory(gold: str, answer: str, question: str, cpu_seconds: float):
     return math_pools.within(cpu_seconds, rule, gold, answer), False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light_workers")
 def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(start, tmp_path):
     pool = start(300, 4, judge=dies_once)
@@ -171,6 +173,7 @@ def test_an_exception_of_the_library_gives_the_verdict_error():
     assert (decision.verdict, decision.rule, decision.reason) == ("error", "exception", "ZeroDivisionError")
 
 
+@pytest.mark.slow
 def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing(start):
     before = set(multiprocessing.active_children())
     pool = start(4, 4)
@@ -209,6 +212,7 @@ def test_a_too_slow_answer_is_a_timeout_and_the_pool_continues(start):
     assert good.verdict == "correct"
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_run_decide_nothing(start):
     """Otherwise, correct answers would be recorded as wrong."""
     before = set(multiprocessing.active_children())

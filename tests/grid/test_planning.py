@@ -104,6 +104,7 @@ print(time.perf_counter() - started, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_a_large_grid_is_planned_in_little_memory_without_the_models_libraries(tmp_path):
     """10,000 problems x 8 chains below 200 MB."""
     with (tmp_path / "tasks.jsonl").open("w") as file:
@@ -181,6 +182,7 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
     assert "grid.json: cannot be read" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
     from dflash_mcmc.runner.provenance import commit
 

@@ -45,12 +45,14 @@ def batch_of(grid: Grid, job: str = "7") -> str:
     return (grid.folder / "logs" / f"{job}_submission.sh").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_has_a_process_for_each_group_of_gpus(submitted):
     grid = submitted("engine=vllm", "gpus=8", "engine.tensor_parallel_size=2,4", "engine.pipeline_parallel_size=1")
     assert grid.launcher.num_processes == 2
     assert ended("submit", *POINTS, "engine=vllm", "gpus=2", "engine.tensor_parallel_size=4") == 2
 
 
+@pytest.mark.slow
 def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     grid = submitted("shards=3")
     assert [(job.id, job.point, job.shard, job.shards) for job in grid.jobs] == [
@@ -65,6 +67,7 @@ def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     assert (supervisor.folder, supervisor.token, supervisor.point, supervisor.shard) == (str(grid.folder), grid.token, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_submission_is_one_line_and_leaves_nothing(slurm_commands, tmp_path, capsys, monkeypatch):
     def full(source, target, **given):
         raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
@@ -100,6 +103,7 @@ def test_what_slurm_is_asked_for(submitted):
     assert yaml.safe_load(grid.point_file(1).read_text())["condition"]["name"] == "temp"
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
     """Neither the submission, nor the pickled jobs, nor the snapshot has what is in the environment."""
     for name, secret in SECRETS.items():
@@ -111,7 +115,7 @@ def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("arguments", "jobs", "arrays"), [
-    (["shards=100"], 8, 1), (["condition=temp"], 1, 0),  # no more jobs than samples, and no array of one job
+    pytest.param(["shards=100"], 8, 1, marks=pytest.mark.slow), (["condition=temp"], 1, 0),  # no array of one job
     pytest.param(["shards=4"], 8, 3, marks=pytest.mark.slow),
     (["dataset.limit=100", "num_chains=6", "shards=501", "confirm=true"], 1002, 2)])
 def test_the_number_of_jobs_and_of_arrays(submitted, slurm_commands, arguments, jobs, arrays):
@@ -225,6 +229,7 @@ def test_cancel_ends_the_jobs_that_are_left(submitted, slurm_commands, capsys):
     assert "2 jobs cancelled" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failed_later_array_cancels_the_earlier_ones(slurm_commands, tmp_path, monkeypatch, capsys):
     slurm_commands.answer("scontrol-config", "MaxArraySize            = 4\n")
     script = (slurm_commands._folder / "sbatch")

@@ -41,6 +41,7 @@ def test_a_failed_start_reports_the_reason_and_leaves_nothing(slurm):
     assert processes(cluster.folder) == []
 
 
+@pytest.mark.slow
 def test_skipped_tests_are_reported(tmp_path):
     test = f"{__file__}::test_nothing_is_left_of_a_killed_process"
     command = [sys.executable, "-m", "pytest", "-m", "slurm", "-p", "no:cacheprovider", test]

@@ -23,6 +23,7 @@ TINY = PACKAGE / "assets" / "tiny"
 YARN = {"rope_type": "yarn", "factor": 2.0}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_yarn_is_that_of_transformers_beyond_its_length(make_config):
     config = make_config("model.rope_scaling={rope_type:yarn,factor:2.0}")
     model = config.model.load("cpu")

@@ -139,6 +139,7 @@ def test_the_weights_of_particles_are_unbiased(changes):
     assert max(abs(found[tokens] - weight) for tokens, weight in expected.items()) <= EXACT * sum(expected.values())
 
 
+@pytest.mark.slow
 def test_a_round_of_replica_exchange():
     """Every rung has the factor, which a swap leaves out."""
     engine, sampler = TabularEngine(MODEL), of_replica_exchange.make()
@@ -190,6 +191,7 @@ def test_a_chain_that_stops_at_the_largest_potential_ends_with_the_first_such_an
     assert {1.0, 3.0} <= {*calls}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "options"), [
     (of_power_mh, {"proposal_temperature": 0.5}), (of_multiple_try, {"proposal_temperature": 0.9}),
     (of_replica_exchange, {"alphas": [2.0, 6.0], "temperatures": [0.9, 0.9]})])

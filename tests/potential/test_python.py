@@ -40,6 +40,7 @@ def configured(make_config, tmp_path):
     return of
 
 
+@pytest.mark.slow
 def test_the_function_reads_problem_and_text(configured):
     config = configured(":length")
     evaluator = config.potential.start(config)

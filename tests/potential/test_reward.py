@@ -72,6 +72,7 @@ def test_a_text_that_is_too_long_is_a_counted_failure(make_config, reward):
     assert (found.value, found.failed) == (-2.5, True)
 
 
+@pytest.mark.slow
 def test_a_run_is_tilted_towards_the_reward(make_config, reward):
     """Of four draws the one with the highest score stays; the content of the checkpoint is part of the identity."""
     folder = reward(1)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from dflash_mcmc.types import Problem
 from tests import runs
 
@@ -25,6 +27,7 @@ def drawn(make_config, slots: int) -> list[dict]:
     return sorted(map(json.loads, path.read_text().splitlines()), key=lambda record: record["problem"])
 
 
+@pytest.mark.slow
 def test_a_run_records_the_potential_of_each_answer(make_config):
     """Chains that wait change nothing: one slot, and eight."""
     for one, other in zip(drawn(make_config, 1), drawn(make_config, 8), strict=True):

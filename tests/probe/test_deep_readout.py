@@ -31,6 +31,7 @@ def found(make_config):
     return lambda *overrides: measured(make_config(*PROBE, "dataset.limit=4", *overrides))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_records_tables_and_figures(make_config):
     config = make_config(*PROBE, "dataset.limit=8")
     result = execute(config)

@@ -54,6 +54,7 @@ def result(fifteen):
         return execute(to_config(composing.compose(fifteen).values))
 
 
+@pytest.mark.slow
 def test_answers_equal_those_of_a_run_and_signals_depend_on_the_answer_alone(make_config):
     config = make_config(*WARM, "dataset.limit=3")
     found = measured(config)
@@ -125,6 +126,7 @@ class EndedPool(LatePool):
             yield tag, Grade("ungradable", None)
 
 
+@pytest.mark.slow
 def test_late_grades_are_matched_to_their_answers(make_config, monkeypatch, result):
     config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
     monkeypatch.setattr(type(config.grader), "start", lambda self: pool)

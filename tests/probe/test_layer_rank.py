@@ -148,6 +148,7 @@ def test_the_target_always_predicts_its_own_greedy_answers(result):
     assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
     given = probe.answers

@@ -252,6 +252,7 @@ def test_the_source_of_a_blend_is_what_it_mixes_in(kind):
     assert bool(source.speaks.all())
 
 
+@pytest.mark.slow
 def test_a_chosen_blend_is_one_more_source(result):
     """The others keep their records; without one the identity is that of before."""
     config, found = result
@@ -267,6 +268,7 @@ def test_a_chosen_blend_is_one_more_source(result):
     assert row["layer"] is None
 
 
+@pytest.mark.slow
 def test_the_target_agrees_with_itself_as_another_model(make_config):
     found = execute(make_config(*RUN, "blend=contrastive", "blend.model=tiny"))
     row, = (row for row in found.summary["tables"]["agreement"] if row["source"] == "blend")

@@ -9,7 +9,6 @@ from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.report import figure
-from tests.cases import quick
 from tests.probes import records
 from tests.runs import execute
 
@@ -49,8 +48,9 @@ def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
     monkeypatch.setattr(of, "logits", sometimes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("value", quick([torch.nan, torch.inf, -torch.inf], torch.nan))
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe, value):
     spoilt(monkeypatch, DFlashDrafter, 10**9, value)
     summary, found = run(probe)
@@ -72,7 +72,8 @@ def test_a_run_without_a_drawn_answer_has_a_summary(run, monkeypatch, overrides)
     assert summary.get("num_skipped", summary.get("num_failed", 0)) >= len({record["problem"] for record in found}) >= 2
 
 
-@pytest.mark.parametrize("probe", quick(PROBES, "deep_readout"))
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", PROBES)
 def test_the_other_problems_are_measured(run, monkeypatch, probe):
     """The first call is for the first answer, which is then skipped."""
     untimed = ["probe.timed_rows=0"] if probe == "speculative_mcmc" else []

@@ -8,7 +8,6 @@ import torch
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import plan
-from tests.cases import quick
 from tests.checkpoints import hybrid_pair
 from tests.composing import composed
 from tests.probes import measured
@@ -33,7 +32,8 @@ def pair(tmp_path_factory):
     return hybrid_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.mark.parametrize("name", quick(PROBES, "deep_readout", "speculative_mcmc"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBES)
 def test_a_probe_measures_it(tmp_path, pair, name):
     config = composed(tmp_path, *pair, f"probe={name}", *SMALL, *PROBES[name])
     plan.check([Job(config, (), {})])

@@ -54,6 +54,7 @@ def exact_law(sampler, probe) -> np.ndarray:
             return law
 
 
+@pytest.mark.slow
 def test_the_documents_table(result):
     assert row_of(result, "speculative_rejection argmax_proposal")["max_deviation"] == pytest.approx(0.1426, abs=0.007)
     assert row_of(result, "speculative_rejection")["acceptance"] == pytest.approx(result.summary["overlap"], abs=0.01)
@@ -93,6 +94,7 @@ def measured(probe, config) -> list[dict]:
     return [{**unit._asdict(), **record} for unit, record in probe.measure(config, work)]
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_their_chunk(config):
     totals = []
     for size in (500, 200):

@@ -32,6 +32,7 @@ def row(result, table: str, decoder: str) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_tokens_with_the_same_key_are_those_of_plain_sampling(result):
     assert {mine["workload"]: (mine["equal"], mine["n"]) for mine in result.summary["tables"]["same_key"]} == {
         "short": (60, 60), "long": (10, 10), "agent": (3, 3)}

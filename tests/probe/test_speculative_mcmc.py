@@ -134,6 +134,7 @@ def test_bad_input_is_a_one_line_error(make_config, tmp_path, overrides, message
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_short_answers_are_counted(make_config):
     config = make_config(*SHORT, "dataset.max_new_tokens=8", "probe.draft_temperatures=[1]")
     config.draft.block_size = 8

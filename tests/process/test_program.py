@@ -208,6 +208,7 @@ def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
     assert machine.free_memory(tmp_path / "none", tmp_path / "none") == 900
 
 
+@pytest.mark.slow
 def test_a_flag_of_hydra_whose_reader_has_gone_shows_no_traceback(tmp_path):
     """As with `--cfg all | head -1`. Hydra would print the traceback itself."""
     line = f"'{sys.executable}' -m dflash_mcmc --cfg all condition=ps | true; echo ${{PIPESTATUS[0]}}"

@@ -45,6 +45,7 @@ def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterru
     assert [step for step in steps if step] == list(range(1, 17))
 
 
+@pytest.mark.slow
 def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
     with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0", until=2) as run:
         wait_for_records(tmp_path, 2, run)

@@ -259,6 +259,7 @@ def test_a_value_of_another_type_is_one_line(capsys, tmp_path, file, place, othe
     assert line in told
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_no_number_is_unknown_in_the_diagram(capsys, tmp_path):
     folder = run_folder(tmp_path)
     value = json.loads((folder / "run.json").read_text())

@@ -59,7 +59,7 @@ def page(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), itertools.product((1280, 400), (LIGHT, DARK)))
+@pytest.mark.parametrize(("width", "scheme"), [*itertools.product((1280, 400), (LIGHT, DARK))])
 def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     """Tables whose columns are runs or settings scroll inside themselves, others only on a narrow screen, with a hint."""
     seen = look(page.read_text(), tmp_path, LOOK, width, scheme)

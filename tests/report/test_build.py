@@ -154,6 +154,7 @@ def test_the_page_is_complete_and_loads_nothing(document):
     assert "left out" not in " ".join(document.parts[0].warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problems", "chains"), [(3, 2), (11, 2), (3, 1)])
 def test_several_chains_of_few_problems_carry_the_caution(undrawn, tmp_path, problems, chains):
     records = [record(str(problem), "correct" if problem else "wrong", chain)

@@ -91,7 +91,8 @@ def hostile(tmp_path_factory) -> Built:
     return build([folder])
 
 
-@pytest.mark.parametrize("policy", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [False, True])
 def test_no_hostile_text_becomes_markup_or_runs(hostile, tmp_path, policy):
     """The page's policy alone would stop a script; without the policy nothing runs either."""
     needed()

@@ -118,12 +118,11 @@ def without_stop_ids(make_config, monkeypatch, *overrides):
     return config, [chain.cost for chain in engine.run(todo)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
-    (*REFINE, "sampler.num_steps=2"), *(pytest.param(given, marks=pytest.mark.slow) for given in (
-        (*REFINE, "sampler.num_steps=0", "blend=draft"),
-        ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
-        ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")))],
-    ids=str)
+    (*REFINE, "sampler.num_steps=2"), (*REFINE, "sampler.num_steps=0", "blend=draft"),
+    ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
+    ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")], ids=str)
 def test_without_stop_ids_the_plan_has_the_blocks_that_the_engine_counts(make_config, monkeypatch, overrides):
     """Scores and steps of draft_refine take the draft's forwards under its blend alone."""
     config, done = without_stop_ids(make_config, monkeypatch, *overrides)
@@ -297,6 +296,7 @@ def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_conf
     assert "hours: unknown" in told(capsys, *plan)
 
 
+@pytest.mark.slow
 def test_total_is_the_sum_and_one_run_counts_once(capsys):
     rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
     assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
@@ -369,6 +369,7 @@ def test_published_dataset_is_counted_without_reading_it(capsys, monkeypatch):
     assert cells(told(capsys, "dataset=math500", "condition=greedy", "dataset.ids=[a,b]"))["greedy"][0] == "2"
 
 
+@pytest.mark.slow
 def test_dry_runs_of_probes_read_no_published_dataset_and_no_hub(capsys, monkeypatch):
     monkeypatch.setattr("dflash_mcmc.dataset.inputs.sources.Benchmark.rows", lambda *_: pytest.fail("read"))
     monkeypatch.setattr("huggingface_hub.file_download.http_get", lambda *_, **__: pytest.fail("downloaded"))

@@ -60,6 +60,7 @@ def test_the_run_goes_on_and_the_length_is_in_the_record(make_config, problems, 
     assert execute(make_config(*QUICK, problems, "dataset.id_field=id")).num_new == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [QUICK, ("probe=layer_rank", "dataset=jsonl", "dataset.solution_field=solution")],
                          ids=["samples", "probe"])
 def test_a_dry_run_counts_the_cost_of_the_problems_that_fit(problems, method):
@@ -83,6 +84,7 @@ def test_a_run_of_long_problems_alone_is_refused(make_config, problems):
         execute(make_config(*QUICK, problems, "dataset.id_field=id", "dataset.ids=[long]"))
 
 
+@pytest.mark.slow
 def test_units_of_a_probe_that_are_too_long_are_counted_as_failed(make_config, problems):
     given = ("probe=layer_rank", "dataset=jsonl", "dataset.id_field=id", problems, "dataset.solution_field=solution")
     result = execute(make_config(*given))

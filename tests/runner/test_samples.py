@@ -75,6 +75,7 @@ def test_fewer_problems_than_recorded_is_told(make_config, capsys, tmp_path):
     assert "2 recorded samples that were not requested are counted as well" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupted):
     first = execute(make_config(*QUICK, "dataset.limit=5"))
     second = execute(make_config(*QUICK, "dataset.limit=8"))
@@ -86,7 +87,8 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
     assert len(run["sessions"]) == 3
 
 
-@pytest.mark.parametrize("slots", [3, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [3, 64])
 def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
     same(records_of(result.folder), uninterrupted)
@@ -137,6 +139,7 @@ def test_a_launch_submits_no_grid(monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, capsys):
     """A digit whose embedding is no number: chains that meet it end, the others go on, none is drawn again."""
     from dflash_mcmc.model.hf import HFModel
@@ -169,6 +172,7 @@ def test_a_sample_without_numbers_is_an_error_record(make_config, monkeypatch, c
     assert execute(make_config(*QUICK, "dataset.limit=20", "sampler.num_blocks=1", "seed=2")).num_new == 0
 
 
+@pytest.mark.slow
 def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted):
     pairs = [(uninterrupted[problem, 0]["tokens"], uninterrupted[problem, 1]["tokens"])
              for problem, chain in uninterrupted if chain == 0]
@@ -200,6 +204,7 @@ def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterru
     same(records_of(folder_of(tmp_path)), uninterrupted)
 
 
+@pytest.mark.slow
 def test_what_others_leave_at_the_end_is_drawn(make_config, monkeypatch):
     """When everything else is done, two samples are still another process's; a look later it is gone."""
     config = make_config(*QUICK, "dataset.limit=4")
@@ -249,6 +254,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterru
     same(finish(tmp_path), uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_config, monkeypatch):
     """In a sweep it can be ahead of the first, which then finds nothing to draw."""
     config = make_config(*QUICK, "dataset.limit=2")
@@ -261,6 +267,7 @@ def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_con
     assert (folder / "config.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch):
     """The other's last record comes behind this one's last look at it, and ahead of its own end."""
     config = make_config(*QUICK, "dataset.limit=3")
@@ -283,9 +290,9 @@ def test_a_run_that_others_draw_is_not_complete(tmp_path):
     assert loop.RunResult(tmp_path, {}, 16, 7, 0).line() == f"{tmp_path}: 16 new samples, 7 of them drawn by other processes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
-    pytest.param(("condition=temp",), marks=pytest.mark.slow), ("condition=ps", "sampler.num_steps=2"),
-    pytest.param(("condition=smc",), marks=pytest.mark.slow)])
+    ("condition=temp",), ("condition=ps", "sampler.num_steps=2"), ("condition=smc",)])
 def test_the_cost_of_chains_of_a_problem_is_what_the_engine_evaluated_for_them(make_config, monkeypatch, overrides):
     """Four chains of two problems: the engine's meter counts what is read, and each drawn token has a forward of its own."""
     read, counted = [], Meter.count_reading

@@ -87,6 +87,7 @@ def test_a_tracker_that_is_new_to_a_run_is_told_all_of_it(make_config, no_model)
         assert told(folder)[2][f"running/accuracy{end}"] == pytest.approx(result.summary[f"accuracy{end}"])
 
 
+@pytest.mark.slow
 def test_it_is_told_before_what_is_drawn_then(make_config):
     folder = execute(make_config(*GREEDY)).folder
     for _ in range(2):
@@ -95,6 +96,7 @@ def test_it_is_told_before_what_is_drawn_then(make_config):
         assert [summary["num_samples"] for summary in summaries(folder)] == [5]
 
 
+@pytest.mark.slow
 def test_a_summary_with_another_vote_is_told(make_config, no_model):
     draws = ("experiment=demo", "condition=temp", "num_chains=3", "dataset.limit=3", "tracker=trackio")
     folder = execute(make_config(*draws)).folder
@@ -123,6 +125,7 @@ def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch
     assert len(told(result.folder)) == count
 
 
+@pytest.mark.slow
 def test_a_tracker_that_did_not_start_is_told_from_the_first_record_later(make_config, monkeypatch):
     def fail(self, info):
         raise OSError("no server")
@@ -176,6 +179,7 @@ with RunStore.open(pathlib.Path(sys.argv[1])) as store:
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, monkeypatch, capsys):
     """It may have been asked for far more of the run. What the tracker lacks then is told by the next start."""
     monkeypatch.setattr("dflash_mcmc.runner.tracking._LEAVE_SECONDS", 0.1)
@@ -270,6 +274,7 @@ def test_without_a_command_line_the_name_is_the_label(make_config):
     assert readable_name(Job(config)) == config.label() == "ps"
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_of_the_tracker_is_told_all_of_what_another_was_told(make_config, monkeypatch, no_model):
     """`wandb agent` gives each of its points a run of its own, also one that was drawn before."""
     from dflash_mcmc.tracker.wandb import WandbTracker

@@ -41,6 +41,7 @@ def test_the_line_has_the_cause_and_the_command(make_config, tmp_path, records, 
     assert samples.unread(config, records, type(tmp_path)("a/run")) == said
 
 
+@pytest.mark.slow
 def test_the_command_of_the_line_reads_the_answers(make_config, tmp_path, capsys, monkeypatch):
     """Answers that stop before their box are read by what the line says."""
     monkeypatch.chdir(tmp_path)

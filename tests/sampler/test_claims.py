@@ -8,6 +8,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import ExpectedCost
+from tests.cases import quick
 
 POWERS = [
     *(("temperature", options, power) for options, power in (
@@ -90,7 +91,8 @@ CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE,
           ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1})]
 
 
-@pytest.mark.parametrize(("name", "options"), CHAINS, ids=str)
+@pytest.mark.parametrize(("name", "options"), quick(
+    CHAINS, "draft_mh", "draft_refine", "best_of_n", "temperature", *CHAINS[:2]), ids=str)
 def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
     """The first 200 branches of the enumeration of a chain, which refuses a second use of a key."""
     engine = TabularEngine(TabularModel(3, (0,), seed=3), draft=TabularDraft(3, 1, seed=9))

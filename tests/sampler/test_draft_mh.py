@@ -50,6 +50,7 @@ def test_the_mixture_leaves_a_draft_blended_target_invariant():
     assert step_error(engine(blend=BLEND, num_drafted=1), sampler, 3) <= EXACT
 
 
+@pytest.mark.slow
 def test_a_chain_of_mixtures_is_extension_and_steps_in_turn():
     """The chain keeps the log-probabilities of its state under the other part. A step alone computes them again."""
     sampler = make(proposal="mixture", proposal_temperature=0.6, draft_temperature=0.7, alpha=2.0)

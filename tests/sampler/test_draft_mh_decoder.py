@@ -60,6 +60,7 @@ def test_a_decoder_changes_no_law_of_a_chain():
     assert total_variation(*laws) <= EXACT
 
 
+@pytest.mark.slow
 def test_a_faulty_decoder_changes_the_law():
     faulty = engine(rules.redraw_after_mismatch, **RULES["match"][1])
     matrix, target = matrix_and_target(faulty, make(proposal="mixture"))

@@ -74,6 +74,7 @@ def test_a_candidate_has_the_mean_weight_of_its_rollouts():
     assert np.exp(found.value.value) == pytest.approx([sum(weights[:2]) / 2, 1.0, sum(weights[2:]) / 2])
 
 
+@pytest.mark.slow
 def test_more_candidates_do_not_replace_rollouts():
     """All candidates of one token from p^(1/alpha) have the same weight. The law is that of low temperature."""
     assert distance(make(num_candidates=3)) == pytest.approx(ERRORS[0], abs=1e-12)

@@ -39,6 +39,7 @@ def test_each_form_is_exact_with_truncation_other_stop_ids_and_a_blend(form, eng
     assert step_error(engine, make(form=form, top_k=top_k), horizon) < EXACT
 
 
+@pytest.mark.slow
 def test_early_rejection_changes_nothing_and_saves_tokens():
     engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
     shares = []

@@ -135,6 +135,7 @@ def test_early_rejection_leaves_the_power_target_invariant(options):
         assert sum(engine.run(longer.chain(PROMPT, 4, Key(seed))).abandoned for seed in range(20)) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "final"])
 def test_early_rejection_of_matched_blended_proposals_is_exact(norm):
     engine, blend = engine_of((0,), LayerBlend(beta=0.3, layer=0, norm=norm)), (0.3, norm)
@@ -150,7 +151,7 @@ NOT_EXACT = {
 
 
 @pytest.mark.parametrize(("options", "blend"), [
-    pytest.param(*given, id=name, marks=[pytest.mark.slow] * (name in ("cold", "alpha_below_one")))
+    pytest.param(*given, id=name, marks=[pytest.mark.slow] * (name != "hot"))
     for name, given in NOT_EXACT.items()])
 def test_early_rejection_would_be_wrong_where_it_is_refused(options, blend, make_config):
     """Each refusal is necessary. If early rejection is used nevertheless, the target is not invariant."""

@@ -95,6 +95,7 @@ def samples(prompt: object, chat: bool, **changes) -> list[dm.Sample]:
     return dm.sample(model, None, [prompt], **{**values, **changes})
 
 
+@pytest.mark.slow
 def test_chat_draws_what_python_draws(running):
     drawn = running.client().chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": QUESTION}], n=2, seed=5, logprobs=True)
@@ -169,6 +170,7 @@ def test_fields_of_vllm_choose_the_law_as_those_of_the_sampler_do():
             law(**wrong)
 
 
+@pytest.mark.slow
 def test_a_clients_temperature_is_ignored_by_a_sampler_without_one(running):
     """Clients send temperature always, and power_mh has no such field."""
     raw = running.client().completions.with_raw_response
@@ -284,6 +286,7 @@ def test_a_prompt_can_be_scored(running, max_tokens, stop):
     assert reply["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in reply["choices"])
 
 
+@pytest.mark.slow
 def test_the_most_likely_token_is_told_with_each_token_of_an_answer(running):
     _, reply = running.post({"prompt": QUESTION, "seed": 5, "logprobs": 1, "return_token_ids": True})
     (mine,) = samples(QUESTION, chat=False)
@@ -423,6 +426,7 @@ def test_a_full_queue(running, monkeypatch):
     assert running.post({"prompt": "x"})[0] == 200
 
 
+@pytest.mark.slow
 def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkeypatch):
     def failing(*_: object) -> None:
         raise RuntimeError("a failure of the test")
@@ -499,6 +503,7 @@ def test_a_server_says_that_it_reads_the_model_before_it_does(monkeypatch, capsy
     assert capsys.readouterr().err.splitlines() == ["reading the model tiny", "error: model: cannot be read"]
 
 
+@pytest.mark.slow
 def test_the_page_is_true(running, capsys):
     """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
     page = ROOT / "docs/howto/serve.md"

@@ -158,6 +158,7 @@ def test_equal_weights_are_the_majority_vote(seed):
         assert own == {key: value if value is None else pytest.approx(value, abs=1e-9) for key, value in row.items()}
 
 
+@pytest.mark.slow
 def test_many_chains_are_sampled_and_not_all_ways_are_used():
     """20 chains: the 38,760 ways to choose 6 have a mean that 1,000 of them estimate within 5 standard errors."""
     records = random_draws(11, 1, 20)

@@ -88,6 +88,7 @@ def test_opening_holds_one_line_and_claims_read_no_file_of_its_own(tmp_path, mon
     assert peak < size / 2
 
 
+@pytest.mark.slow
 def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, monkeypatch):
     """As network file systems give it: without the file that another machine has just made."""
     holder, _, _ = another(tmp_path)
@@ -183,6 +184,7 @@ def test_one_process_leads_and_the_next_one_when_it_leaves(tmp_path, another):
     assert process.is_alive()
 
 
+@pytest.mark.slow
 def test_who_does_not_lead_waits_for_one_that_leaves_and_no_longer(tmp_path):
     """One that leads may draw for hours what was asked of it alone."""
     with RunStore.open(tmp_path) as store:

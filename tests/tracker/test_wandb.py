@@ -101,6 +101,7 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     check_artifact(folder, result.folder, f"records-demo-{identity}")
 
 
+@pytest.mark.slow
 def test_the_summary_has_every_way_to_combine_chains(tracked):
     result, folder = tracked("condition=temp", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=32",
                              "aggregate=[majority,power,adaptive]")

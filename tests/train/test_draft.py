@@ -65,6 +65,7 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     assert evaluations(whole) == evaluations(continued)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path, monkeypatch):
     made = plan("steps=40", "evaluate_every=20", "learning_rate=0.01", f"export={tmp_path / 'there'}", "tracker=trackio")
     tracked.use(monkeypatch.setattr)

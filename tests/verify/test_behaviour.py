@@ -64,6 +64,7 @@ def outcomes(tiny, answers: dict[str, Any], law: SamplingParams = LAW) -> dict[s
     return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, law, 0.05)}
 
 
+@pytest.mark.slow
 def test_our_server_keeps_its_promises(tiny, answers):
     found = outcomes(tiny, answers)
     assert {outcome for outcome, _ in found.values()} == {"right"}, found

@@ -8,7 +8,6 @@ from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import behaviour, drawn
-from tests.cases import quick
 from tests.verify.crafted_server import FAULTS, CraftedServer, one_layer
 from tests.verify.test_verify import told
 
@@ -26,7 +25,8 @@ def given(checkpoint, chains: int, tokens: int = 16) -> list[str]:
             "dataset.limit=4", f"num_chains={chains}", f"dataset.max_new_tokens={tokens}"]
 
 
-@pytest.mark.parametrize("fault", quick(FAULTS, "neighbour"))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_beside_other_requests_is_red_where_it_appears(fault, checkpoint, tmp_path, capsys, monkeypatch):
     command = ["http://crafted/v1", *given(checkpoint, 16), f"paths.outputs={tmp_path}", "--concurrency", "1,8,24"]
     server = CraftedServer(program._stated(given(checkpoint, 16)).model.load("cpu"), fault, ABOVE[fault])

@@ -26,7 +26,6 @@ from dflash_mcmc.verify.audit import audit
 from dflash_mcmc.verify.behaviour import Finding
 from dflash_mcmc.verify.report import verdict
 from tests import runs
-from tests.cases import quick
 
 PROMPTS = [np.array(ids) for ids in ([5, 17, 200, 31], [40, 41, 42], [300, 12, 9, 77, 5])]
 
@@ -75,8 +74,9 @@ def connected(monkeypatch, choices: Callable[[dict], list], name: str = "model",
     return drawn.connected("http://server/v1")
 
 
-@pytest.mark.parametrize(("fault", "kind"), quick([
-    (None, None), ("greedy_bonus", "most likely token"), ("greedy_first", "first token")], "greedy_bonus"))
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "kind"), [
+    (None, None), ("greedy_bonus", "most likely token"), ("greedy_first", "first token")])
 def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     overrides = ["experiment=faults", "draft=tiny", "dataset.limit=12", "num_chains=2", "dataset.max_new_tokens=24"]
@@ -326,8 +326,9 @@ def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
     assert verify(tiny, PROMPTS[:1], [answer], temperature=0.0).is_red
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "says"), [
-    pytest.param(["condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"], "", marks=pytest.mark.slow),
+    (["condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2"], ""),
     (["sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4", "dataset.must_end=true"],
      "(dataset.must_end)")], ids=["chains", "drawn until one ends"])
 def test_a_run_without_a_law_of_a_token_has_its_log_p_checked(overrides, says, make_config, tmp_path, capsys, monkeypatch):
@@ -369,6 +370,7 @@ def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_co
     assert "lacks its first sample" in err
 
 
+@pytest.mark.slow
 def test_names_of_special_tokens_in_a_message_are_audited_as_text(make_config, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "<|im_end|>2 + 2<|im_start|> =", "answer": "4"}))

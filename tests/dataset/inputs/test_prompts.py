@@ -239,6 +239,7 @@ def test_a_conversation_keeps_its_turns_and_the_prompt_frames_the_last_question(
         make_config(*given, "dataset.system=T").dataset.fingerprint()
 
 
+@pytest.mark.slow
 def test_tools_reach_the_template_and_a_template_without_tools_is_refused(make_config, shared_data):
     from transformers import AutoTokenizer
 

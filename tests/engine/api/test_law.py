@@ -101,7 +101,7 @@ CASES = {  # None: enumerated by the test, which takes seconds
 
 
 @pytest.mark.parametrize("chains", [500, pytest.param(CHAINS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", quick(CASES, "raw log p", "lists, as of llama.cpp"))
+@pytest.mark.parametrize("case", quick(CASES, "raw log p"))
 def test_the_law_of_many_chains(monkeypatch, case, chains):
     sampler, server, fields, law = CASES[case]
     law = law or enumerated(sampler)

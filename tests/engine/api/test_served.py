@@ -112,6 +112,7 @@ def test_a_killed_run_goes_on_with_the_same_samples(served, make_config, tmp_pat
     assert {key: one["tokens"] for key, one in resumed.items()} == {key: one["tokens"] for key, one in whole.items()}
 
 
+@pytest.mark.slow
 def test_the_python_api_samples(served):
     with dm.Engine("tiny", engine=dm.Api(url=served)) as engine, dm.Engine("tiny") as own:
         prompts = ["What is 7*6?", "Ann has 3 pens. Ann buys 4 more. How many pens?"]

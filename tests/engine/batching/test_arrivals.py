@@ -182,9 +182,10 @@ def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
     assert [tag for tag, _ in turns[1::2]] in ([0, 1, 2] * 2, [2, 1, 0] * 2)
 
 
-@pytest.mark.parametrize(("engine", "name"), quick([
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "name"), [
     *(("slots", name) for name in SAMPLERS), *(("vllm", name) for name in ("power_mh", "power_smc", "replica_exchange"))],
-    ("slots", "power_mh_early"), ("slots", "replica_exchange"), ("vllm", "power_mh")), indirect=["engine"])
+    indirect=["engine"])
 def test_pauses_change_no_result_and_no_cost(engine, monkeypatch, name):
     plain = {done.tag: done for done in engine.run([(tag, chain(name, tag)) for tag in range(4)])}
     ticking(engine, monkeypatch, 1.0)

@@ -141,13 +141,13 @@ def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
         same(batched[tag].result, reference.run(chain))
 
 
-@pytest.mark.parametrize(("name", "blend"), quick(itertools.product(SAMPLERS, BLENDS), "power_mh", *itertools.product(
-    ("greedy", "truncated", "csmc", "power_mh_early"), ["layer"])))
+@pytest.mark.parametrize(("name", "blend"), quick(itertools.product(SAMPLERS, BLENDS), *itertools.product(
+    ("truncated", "power_mh", "power_mh_early"), ["layer"])))
 def test_batched_is_reference(plain, reference, name, blend):
     same_as_reference(plain(name, blend), SAMPLERS[name], reference(blend))
 
 
-@pytest.mark.parametrize("family", quick(FAMILIES, "qwen3", "gpt2"))
+@pytest.mark.parametrize("family", quick(FAMILIES, "gpt2"))
 def test_every_family(family):
     model, sampler, blend = random_model(family), SAMPLERS["power_mh"], BLENDS["layer"]
     reference = ReferenceEngine(model, LanguageModel(model, stop_ids=STOPS), blend)
@@ -175,6 +175,7 @@ def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
         assert other[tag].cost == done.cost
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing_but_the_depth(qwen3, plain):
     for chunk in (8, 16):
         other = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
@@ -207,7 +208,8 @@ def test_switches_change_nothing(qwen3, plain, name, options):
         assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
 
 
-@pytest.mark.parametrize(("temperature", "truncation"), quick([(None, {}), (0.8, {"top_k": 20})], 0.8))
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "truncation"), [(None, {}), (0.8, {"top_k": 20})])
 def test_early_rejection_changes_no_decision(qwen3, temperature, truncation):
     """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
     options = dict(proposal="matched", proposal_temperature=temperature, num_steps=4, alpha=3.0, **truncation)
@@ -265,6 +267,7 @@ def test_an_engine_can_be_used_again_after_a_run_was_given_up(qwen3, plain):
         same(again[tag].result, done.result)
 
 
+@pytest.mark.slow
 def test_identical_proposals_cost_nothing(qwen3):
     """An almost deterministic law repeats its first sequence. The model draws only the tokens of that sequence."""
     sampler = power_mh(alpha=400.0, num_blocks=1, num_steps=5)
@@ -293,6 +296,7 @@ def test_a_shared_prompt_is_read_once(qwen3):
     assert done[7].cost == one.cost
 
 
+@pytest.mark.slow
 def test_slots_are_refilled_at_once(qwen3):
     for options in (Options(), Options(read_ahead=1), Options(steps_between_checks=4)):
         engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170, options)
@@ -320,6 +324,7 @@ def test_chains_that_ask_for_nothing_end(qwen3):
     assert sorted(done.tag for done in engine.run(mixed())) == list(range(9))
 
 
+@pytest.mark.slow
 def test_draw_in_pieces_and_after_a_rollback_is_draw_in_one(qwen3):
     def whole(prompt, key):
         path = yield Draw(Trajectory.start(prompt), HORIZON, SamplingParams(), key)
@@ -385,6 +390,7 @@ def test_stop_ids_in_the_prompt_do_not_end_a_chain(qwen3):
     assert not set(done.result.trajectory.tokens[:-1].tolist()) & set(STOPS)
 
 
+@pytest.mark.slow
 def test_chains_without_numbers_end_and_spoil_no_other():
     """The embedding of token 40 is NaN. A chain that reads it fails, and every other chain ends as with a sound model."""
     spoilt, sound = random_model("qwen3"), random_model("qwen3")

@@ -223,7 +223,8 @@ def test_pytorch_draws_where_its_modules_run():
     assert found.theirs.total() > 50
 
 
-@pytest.mark.parametrize("capability", quick([80, 90], 90))
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_the_draw_compile_for_gpus_without_spilling_registers(capability, monkeypatch, tmp_path):
     laws = (SamplingParams(), SamplingParams(2), SamplingParams(0.8, repetition_penalty=1.2, frequency_penalty=0.1))
     found = [launch for law in laws for launch in launched(8, True, True, law, law.has_penalty).ours]

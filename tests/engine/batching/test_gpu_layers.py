@@ -47,7 +47,8 @@ STEPS = ((0, 5, 2), (5, 1, 1), (6, 1, 2), (7, 2, 2))
 """First position, tokens and rows of a forward. The first one reads the rows in another order."""
 
 
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_kernels_in_the_interpreter(which):
     """Those of the layers and of the draw, in one process."""
     files = (str(Path(__file__).with_name(f"test_gpu_{name}.py")) for name in ("layers", "draw"))
@@ -295,8 +296,9 @@ LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a program may take on every GPU of these generations (8.6, 8.9 and 12.0 have the least)."""
 
 
-@pytest.mark.parametrize("dtype", quick([torch.bfloat16, torch.float32], torch.bfloat16))
-@pytest.mark.parametrize("capability", quick([80, 90], 90))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus_without_spilling_registers(dtype, capability, monkeypatch, tmp_path):
     """For the launches of one row, of many, and of a block of tokens. PTXAS is part of Triton's package."""
     recorded = [launch for rows, queries in ((1, 1), (1, 16)) for launch in launches(rows, queries, 1, dtype).ours]

@@ -59,8 +59,8 @@ def records(model: LanguageModel, prompts, sampler, slots: int, chains: int) -> 
     return [(t.tokens.tolist(), t.log_p.tolist(), t.log_q.tolist()) for t in results], engine
 
 
-@pytest.mark.parametrize("sampler", [
-    pytest.param(temperature(temperature=0.7, top_p=0.9), marks=pytest.mark.slow), power_mh()], ids=["truncated", "power_mh"])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [temperature(temperature=0.7, top_p=0.9), power_mh()], ids=["truncated", "power_mh"])
 def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampler, monkeypatch):
     prompts = embedded.prompts[:3]
     found = [records(embedded.model, prompts, sampler, slots, 4)[0] for slots in (1, 3, 12)]

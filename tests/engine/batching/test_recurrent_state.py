@@ -65,7 +65,7 @@ CHANGES = (SWITCHED["all"], dict(slots=3, order=[5, 2, 9, 7, 0, 3, 6, 8, 1, 4]),
 
 @pytest.mark.parametrize(("name", "changes"), [
     pytest.param(name, changes, id="-".join([name, *changes]),
-                 marks=[pytest.mark.slow] * (name not in ("power_mh", "power_smc") or number % 2 != (name == "power_smc")))
+                 marks=[pytest.mark.slow] * (name != "power_mh" or number != 1))
     for name in ("power_mh", "power_smc", "multiple_try", "replica_exchange") for number, changes in enumerate(CHANGES)])
 def test_no_switch_changes_a_bit(qwen3_5, plain, name, changes):
     other = run_batched(qwen3_5, SAMPLERS[name], BLENDS["layer"], **{"snapshot_every": EVERY, **changes})
@@ -73,6 +73,7 @@ def test_no_switch_changes_a_bit(qwen3_5, plain, name, changes):
         same(other[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
 
 
+@pytest.mark.slow
 def test_early_rejection_changes_no_state(qwen3_5):
     on, off = (run_batched(qwen3_5, power_mh(proposal="matched", early_reject=early, num_steps=4, alpha=3.0), BLENDS["layer"],
                            snapshot_every=EVERY) for early in ("exact", "off"))

@@ -268,7 +268,8 @@ def test_drafted_tokens_after_a_stop_are_dropped(parts, plain, name, decoder, dr
         same(speculative[tag], result)
 
 
-@pytest.mark.parametrize("proposal", ["draft", pytest.param("mixture", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("proposal", ["draft", "mixture"])
 def test_blocks_of_the_draft_end_at_strings(parts, proposal):
     sampler = DraftMH(alpha=2.0, draft_temperature=0.8, num_blocks=3, num_steps=2, proposal=proposal,
                       draft_weight=0.5, proposal_temperature=None)
@@ -280,6 +281,7 @@ SETS = (None, ("b",), (), ("abba", "é"), ("\naab", " b", "a"))
 """Strings of a chain; None for those of the engine."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "decoder"), [("power_mh_early", None), ("temperature", match())])
 def test_chains_with_strings_of_their_own_share_a_batch(parts, reference, name, decoder):
     """Each is as in an engine with its strings alone, to the last bit, and as in the reference engine."""

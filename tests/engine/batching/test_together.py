@@ -124,10 +124,9 @@ CHANGES = ({"slots": 3}, {"slots": 4, "order": [4, 0, 2, 1]},
            {"read_ahead": 1}, {"slots": 1}, {"slots": 2}, {"slots": 16}, {"steps_between_checks": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), [
-    pytest.param(name, changes, id=f"{name}-{changes}",
-                 marks=[pytest.mark.slow] * (number != at))
-    for at, name in enumerate(CHAINS) for number, changes in enumerate(CHANGES)])
+    pytest.param(name, changes, id=f"{name}-{changes}") for name in CHAINS for changes in CHANGES])
 def test_slots_order_and_switches_change_nothing(model, expected, name, changes):
     results = batched(model, name, **changes)[0]
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE

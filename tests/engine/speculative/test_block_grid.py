@@ -81,8 +81,9 @@ def redraws():
     return [(number, redrawn(PROMPTS[number % len(PROMPTS)], number)) for number in range(10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blend", [
-    pytest.param(NoBlend(), id="none"), pytest.param(BLEND, id="draft", marks=pytest.mark.slow)])
+    pytest.param(NoBlend(), id="none"), pytest.param(BLEND, id="draft")])
 def test_drawing_from_the_draft_is_reference(qwen3, reference, blend):
     batched = run(qwen3, redraws(), blend)
     for tag, chain in redraws():
@@ -108,10 +109,10 @@ def draft_mh(**changes) -> DraftMH:
     return DraftMH(**{**values, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    pytest.param(changes, id=name, marks=[pytest.mark.slow] * (name != "mixture")) for name, changes in DRAFT_MH.items()])
-@pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none", marks=pytest.mark.slow),
-                                   pytest.param(BLEND, id="draft")])
+    pytest.param(changes, id=name) for name, changes in DRAFT_MH.items()])
+@pytest.mark.parametrize("blend", [pytest.param(NoBlend(), id="none"), pytest.param(BLEND, id="draft")])
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
     sampler = draft_mh(**changes)
     batched, alone = run(qwen3, chains(sampler), blend), run(qwen3, list(chains(sampler))[1:4], blend, slots=1)
@@ -124,6 +125,7 @@ def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference
     assert sum(done.result.moved for done in batched.values())
 
 
+@pytest.mark.slow
 def test_draft_refine_is_reference(qwen3, reference):
     """With early rejection, since it changes no decision."""
     sampler = DraftRefine(alpha=2.0, start_temperature=0.7, proposal_temperature=1.0, num_blocks=2, num_steps=3,
@@ -160,7 +162,8 @@ def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
         assert sum(done.cost.blocks_drafted for done in expected.values()) > 0
 
 
-@pytest.mark.parametrize("source", ["blend", pytest.param("draft_mh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["blend", "draft_mh"])
 def test_recurrent_layers(source):
     """Draws from the draft go token by token there."""
     model = random_model("qwen3_5")

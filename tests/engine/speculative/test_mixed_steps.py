@@ -9,7 +9,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.cases import quick
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, STOPS, TOLERANCE, chains, same
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import drafter, match, reject
@@ -35,9 +34,10 @@ def total(done, name):
     return sum(getattr(each.cost, name) for each in done.values())
 
 
-@pytest.mark.parametrize(("decoder", "blend", "slots", "options"), quick([
+@pytest.mark.slow
+@pytest.mark.parametrize(("decoder", "blend", "slots", "options"), [
     (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}), (match(), "none", 1, {}),
-    (match(), "layer", 8, {"read_ahead": 1})], (match(0.8), "layer_final", 3, {"steps_between_checks": 2})))
+    (match(), "layer", 8, {"read_ahead": 1})])
 def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, options):
     plain = run(qwen3, chains(MIXTURE), None, blend)
     decoded = run(qwen3, chains(MIXTURE), decoder, blend, slots, **options)
@@ -64,6 +64,7 @@ def drawn(number):
                                                for name in ("tokens", "log_p", "log_q", "interval"))))
 
 
+@pytest.mark.slow
 def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
     """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
     mixed = run(qwen3, [(number, drawn(number)) for number in range(10)], reject())
@@ -77,6 +78,7 @@ def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
         assert mixed[tag].cost == done.cost._replace(blocks_verified=verified[0], tokens_verified=verified[1])
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_blocks_of_the_decoder(qwen3):
     done = run(qwen3, chains(MIXTURE), reject(trace=True))
     assert sum(len(each.walk) for each in done.values()) > 0

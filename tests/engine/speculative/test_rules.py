@@ -13,7 +13,6 @@ from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 from dflash_mcmc.engine.speculative.rules import Block, Noise, Uniforms
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
-from tests.cases import quick
 from tests.engine.batching.test_batched import BLENDS, STOPS, TOLERANCE, power_mh, same
 from tests.engine.speculative.test_speculator import drafter, reject
 from tests.targets import rows_do_not_depend_on_the_batch
@@ -33,7 +32,8 @@ def test_tokens_of_a_rejection_rule_claim_no_interval(rule):
     assert not verdict.interval.any()
 
 
-@pytest.mark.parametrize("verification", quick(["token", "block"], "block"))
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["token", "block"])
 def test_skipping_identical_tokens_changes_nothing_under_rejection(qwen3, verification):
     """With a wrong interval a proposal would repeat tokens of the state that it does not draw."""
     sampler, parts = power_mh(num_steps=4), LanguageModel(qwen3, stop_ids=STOPS)

@@ -62,8 +62,7 @@ def engine_of(subject, slots: int, drafter, decoder=None, blend=None, **options)
     ("self", 4, "match_drawn", "temperature", 2, None), ("ngram", 4, "match_drawn", "temperature", 2, None),
     ("dspark", 4, "match_drawn", "temperature", 2, None), ("dflash2", 4, "match_drawn", "temperature", 2, None),
     ("dflash", 5, None, "draft_mh", 3, None), ("dflash", 4, None, "power_mh", 2, 0.4)],
-    ("dflash", 5, "reject_block", "penalised", 7, None), ("dspark", 4, "match_drawn", "temperature", 2, None),
-    ("dflash", 4, None, "power_mh", 2, 0.4)))
+    ("dspark", 4, "match_drawn", "temperature", 2, None)))
 def test_records_are_those_of_padded_steps_to_the_last_bit(embedded, name, block_size, decoder, sampler, slots, beta):
     drafter, blend = draft(embedded.model, name, block_size), None if beta is None else DraftBlend(beta=beta)
     decoder = None if decoder is None else DECODERS[decoder]

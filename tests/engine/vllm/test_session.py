@@ -46,7 +46,7 @@ def chains(sampler):
     return [(index, sampler.chain(PROMPTS[index % len(PROMPTS)], HORIZON, Key(7).fold_in(index))) for index in range(6)]
 
 
-@pytest.mark.parametrize("name", quick(SAMPLERS, "power_mh_early", "csmc"))
+@pytest.mark.parametrize("name", quick(SAMPLERS, "power_mh_early"))
 def test_every_sampler_is_reference(model, reference, name):
     engine, core = engine_of(model)
     results = {done.tag: done for done in engine.run(chains(SAMPLERS[name]))}
@@ -103,6 +103,7 @@ def test_stop_strings_need_a_stop_id(make_config, model):
         config.engine.start(config, target_of(model)._replace(stop_ids=()), 4, 1)
 
 
+@pytest.mark.slow
 def test_skipping_and_floors_change_the_cost_alone(model):
     sampler = SAMPLERS["power_mh_early"]
     on, off = ({done.tag: done for done in engine_of(model, skip_identical=skip)[0].run(chains(sampler))}

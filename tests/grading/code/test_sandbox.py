@@ -114,6 +114,7 @@ def test_a_program_that_cheats_does_not_pass(run, cheat):
     assert run("add = lambda one, other: one + other", "add", LIMITS, TESTS).passed
 
 
+@pytest.mark.slow
 def test_values_of_tests_and_programs_are_those_of_one_process(run):
     """Plain data is copied; functions, classes, instances and iterators are used where they are."""
     program = ("from collections import Counter, namedtuple\nfrom enum import IntEnum\n"

@@ -19,6 +19,7 @@ def run():
     return functools.partial(find_sandbox()[0].run, entry_point="f", limits=Limits(10, 1))
 
 
+@pytest.mark.slow
 def test_the_share_of_examples_that_pass(run):
     assert [share_passed(run, program, EXAMPLES) for program in (RIGHT, HALF, WRONG, "def f(")] == [1.0, 0.5, 0.0, 0.0]
     assert share_passed(run, RIGHT, EXAMPLES[2:]) is None

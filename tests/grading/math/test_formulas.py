@@ -90,6 +90,7 @@ def test_appearance_does_not_matter(answer, styles):
     assert decide(answer, other).verdict == "correct", other
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=150)
 @given(answers, answers)
 def test_the_comparison_is_symmetric(a, b):

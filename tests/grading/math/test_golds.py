@@ -102,7 +102,8 @@ def test_the_file_has_equal_and_different_pairs_of_each_family():
         assert count >= 14, family
 
 
-@pytest.mark.parametrize("swapped", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("swapped", [False, True])
 def test_all_pairs_are_decided_correctly(swapped):
     wrong = []
     for pair in PAIRS:
