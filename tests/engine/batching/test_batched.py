@@ -36,11 +36,6 @@ WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1},
 """Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first two."""
 
 
-def ways(quick: int = 3) -> list:
-    """All of them. Those after the first few are slow tests."""
-    return [pytest.param(way, id=str(way), marks=[pytest.mark.slow] * (number >= quick)) for number, way in enumerate(WAYS)]
-
-
 def power_mh(**changes) -> PowerMH:
     values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
                   rule="exact", schedule="published", early_reject="auto", top_k=0, top_p=1.0)
