@@ -29,10 +29,6 @@ class Decoder(Component):
     def speculation(self, drafter: "Drafter | None") -> "Speculation | None":
         """The rule by which an engine verifies drafted blocks; None for decoding token by token."""
 
-    def keeps_tokens(self) -> bool:
-        """Whether the tokens are those of plain decoding with the same seed, whatever the draft proposes."""
-        return False
-
 
 @dataclass(kw_only=True)
 class SpeculativeDecoder(Decoder):

@@ -40,9 +40,6 @@ class SpeculativeMatch(SpeculativeDecoder):
             allowed = "a whole number >= 1 with" if self.fault_window is None else "null without"
             raise ConfigError("decoder.fault_window", self.fault_window, f"{allowed} decoder.fault=finite_window")
 
-    def keeps_tokens(self) -> bool:
-        return self.fault is None
-
     def speculation(self, drafter: "Drafter | None") -> "Speculation":
         from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.rules import Speculation

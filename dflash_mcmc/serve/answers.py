@@ -2,10 +2,10 @@
 
 import json
 import reprlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi.exceptions import RequestValidationError
@@ -13,18 +13,13 @@ from starlette.exceptions import HTTPException
 
 from dflash_mcmc.engine.batching.stop_strings import TokenTexts
 from dflash_mcmc.errors import UserError, one_line
-from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
+from dflash_mcmc.serve.workers import DrawnAnswer
 from dflash_mcmc.store import records
 from dflash_mcmc.types import Cost, Trajectory
 
-if TYPE_CHECKING:
-    from dflash_mcmc.serve.workers import DrawnAnswer
-
 _REASONS = {records.STOP_ID: "stop", records.STOP_STRING: "stop", records.LENGTH: "length"}
-_TOKENS = 4
-"""Tokens between two parts of a streamed answer."""
 
 
 def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -44,65 +39,6 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message = error.status_code, error.detail
     kind = "invalid_request_error" if status < 500 else "server_error"
     return status, {"error": {"message": one_line(message), "type": kind, "param": param and one_line(param), "code": None}}
-
-
-class Piece(NamedTuple):
-    """What is new of an answer while it is drawn, or the rest of it at its end."""
-
-    number: int
-    path: Trajectory
-    """The tokens so far."""
-    text: str
-    """The text that is new."""
-    begin: int
-    """The first token that is new."""
-    answer: "DrawnAnswer | None" = None
-    """None while it is drawn."""
-
-
-class Teller:
-    """Tells what a chain has drawn, from the thread that draws.
-
-    A text is told once it can no longer change: not the bytes of half a character, nor the beginning of a stop string. `text`
-    and `begin` are the text and the number of tokens that were told.
-
-    Args:
-        number: of the answer in its request.
-        put: takes a part.
-    """
-
-    def __init__(self, number: int, put: Callable[[Piece], object], decode: Callable[[Any], str], stop: Sequence[str]):
-        self._number, self._put, self._decode, self._stop = number, put, decode, stop
-        self.text, self.begin = "", 0
-
-    def in_pieces(self, start: Callable[[], Chain]) -> Chain:
-        """The chain with its draws in pieces. Token t of a draw has uniform t of its key, so that no piece changes a token."""
-        answer: Any = None
-        with closing(start()) as chain:
-            while True:
-                try:
-                    request: Any = chain.send(answer)
-                except StopIteration as end:
-                    return end.value
-                answer = request.trajectory
-                while not answer.complete(request.horizon):
-                    upto = min(request.horizon, answer.length + _TOKENS)
-                    answer = yield request._replace(trajectory=answer, horizon=upto)
-                    self._tell(answer)
-
-    def _tell(self, path: Trajectory) -> None:
-        text = cut(self._decode(path.tokens), self._stop).rstrip("\ufffd")
-        beginnings = (string[:length] for string in self._stop for length in range(1, len(string)))
-        text = text[: len(text) - max(map(len, filter(text.endswith, beginnings)), default=0)]
-        if len(text) > len(self.text) and text.startswith(self.text):
-            self._put(Piece(self._number, path, text[len(self.text):], self.begin))
-            self.text, self.begin = text, path.length
-
-    def rest(self, answer: "DrawnAnswer") -> Piece:
-        """What follows the parts that were told. Raises HTTPException if they do not fit together."""
-        if not answer.text.startswith(self.text):
-            raise HTTPException(500, "the tokenizer changed a text that was told before; ask without stream")
-        return Piece(self._number, answer.result.trajectory, answer.text[len(self.text):], self.begin, answer)
 
 
 class TextScorer:
@@ -162,28 +98,29 @@ class Bodies(NamedTuple):
     scorers: Sequence[TextScorer | None]
     """By answer: the log probabilities, where more than those of the answer's own tokens were asked for."""
 
-    def whole(self, parts: Sequence[Piece]) -> dict[str, Any]:
-        """The body with all answers."""
-        return {**self._top(""), "choices": [self._choice(part, "message") for part in parts], "usage": self.usage(parts)}
+    def whole(self, answers: Mapping[int, DrawnAnswer]) -> dict[str, Any]:
+        """The body with all answers, by their numbers."""
+        choices = [self._choice(number, answers[number], "message") for number in sorted(answers)]
+        return {**self._top(""), "choices": choices, "usage": self.usage(answers.values())}
 
-    async def events(self, parts: AsyncIterator[Piece], include_usage: bool) -> AsyncIterator[bytes]:
-        """Parts of answers as server-sent events."""
-        top, ended = self._top(".chunk"), list[Piece]()
+    async def events(self, ended: AsyncIterator[tuple[int, DrawnAnswer]], include_usage: bool) -> AsyncIterator[bytes]:
+        """Each answer as a server-sent event when it ends: a chain may replace any token until then."""
+        top, answers = self._top(".chunk"), list[DrawnAnswer]()
         try:
-            async for part in parts:
-                ended += [part] if part.answer is not None else []
-                yield _event({**top, "choices": [self._choice(part, "delta")]})
+            async for number, answer in ended:
+                answers.append(answer)
+                yield _event({**top, "choices": [self._choice(number, answer, "delta")]})
         except (UserError, HTTPException) as error:  # the status has been sent
             yield _event(error_of(error)[1])
             return
         if include_usage:
-            yield _event({**top, "choices": [], "usage": self.usage(ended)})
+            yield _event({**top, "choices": [], "usage": self.usage(answers)})
         yield b"data: [DONE]\n\n"
 
-    def usage(self, parts: Sequence[Piece]) -> dict[str, int]:
+    def usage(self, answers: Iterable[DrawnAnswer]) -> dict[str, int]:
         """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
-        drawn = sum(part.path.length for part in parts)
-        costs = [(part.answer.cost.token_forwards, part.answer.cost.prompt_forwards) for part in parts if part.answer]
+        costs = [(answer.cost.token_forwards, answer.cost.prompt_forwards) for answer in answers]
+        drawn = sum(answer.result.trajectory.length for answer in answers)
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": drawn, "total_tokens": self.prompt_tokens + drawn,
                 "token_forwards": Cost.together(costs) if costs else 0}
 
@@ -192,41 +129,36 @@ class Bodies(NamedTuple):
         return {"id": self.id, "object": name, "created": self.created, "model": self.model,
                 "dflash_mcmc": {"seed": self.seed}}
 
-    def _choice(self, part: Piece, key: str) -> dict[str, Any]:
-        path, answer, text = part.path, part.answer, self.echoes[part.number] + part.text
-        role = {"role": "assistant"} if part.begin == 0 else {}  # the first part alone, since clients join the parts
-        content = {key: {**role, "content": text}} if self.chat else {"text": text}
-        ids = {"token_ids": path.tokens.tolist()[part.begin:]} if self.token_ids else {}
-        ids |= {name: sets[part.begin:] for name, sets in path.sampling_mask().items()}
-        end: dict[str, Any] = {}
-        if answer is not None:
-            details = {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
-                       "proposals": answer.result.proposals, "accepted": answer.result.accepted, "moved": answer.result.moved,
-                       "token_forwards": answer.cost.token_forwards, "finish_reason": answer.finish_reason,
-                       "tokens": path.tokens.tolist()}
-            if self.texts is not None and np.isfinite(path.log_q).all():
-                details["token_log_q"] = path.log_q.tolist()
-            end = {"dflash_mcmc": details}
-        return {"index": part.number, **content, **ids, "logprobs": self.texts and self._logprobs(part, self.texts),
-                "finish_reason": answer and _REASONS[answer.finish_reason], **end}
+    def _choice(self, number: int, answer: DrawnAnswer, key: str) -> dict[str, Any]:
+        path, text = answer.result.trajectory, self.echoes[number] + answer.text
+        content = {key: {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        ids = {"token_ids": path.tokens.tolist()} if self.token_ids else {}
+        details = {"log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
+                   "proposals": answer.result.proposals, "accepted": answer.result.accepted, "moved": answer.result.moved,
+                   "token_forwards": answer.cost.token_forwards, "finish_reason": answer.finish_reason,
+                   "tokens": path.tokens.tolist()}
+        if self.texts is not None and np.isfinite(path.log_q).all():
+            details["token_log_q"] = path.log_q.tolist()
+        return {"index": number, **content, **ids, **path.sampling_mask(),
+                "logprobs": self.texts and self._logprobs(path, self.scorers[number], self.texts),
+                "finish_reason": _REASONS[answer.finish_reason], "dflash_mcmc": details}
 
-    def _logprobs(self, part: Piece, texts: TokenTexts) -> dict[str, Any]:
-        scorer, path, most_likely = self.scorers[part.number], part.path, None
+    def _logprobs(self, path: Trajectory, scorer: TextScorer | None, texts: TokenTexts) -> dict[str, Any]:
+        most_likely = None
         if scorer is not None and scorer.path is not None:
             path, most_likely = scorer.path, scorer.most_likely
         tokens, log_p = path.tokens.tolist(), path.log_p.tolist()
         if self.chat:
             content = [{"token": piece.decode(errors="replace"), "logprob": value, "bytes": list(piece), "top_logprobs": []}
                        for piece, value in zip(texts.shown(tokens), log_p, strict=True)]
-            return {"content": content[part.begin:], "refusal": None}
+            return {"content": content, "refusal": None}
         tops: list[Any] | None = most_likely and [{texts.shown([token])[0].decode(errors="replace"): value}
                                                   for token, value in most_likely]
         if scorer is not None and scorer.echo:  # the first token follows nothing
             tokens, log_p, tops = [*path.prompt.tolist(), *tokens], [None, *log_p], tops and [None, *tops]
         pieces = [piece.decode(errors="replace") for piece in texts.shown(tokens)]
         offsets = list(accumulate(map(len, pieces[:-1]), initial=0)) if pieces else []
-        return {"tokens": pieces[part.begin:], "token_logprobs": log_p[part.begin:], "top_logprobs": tops,
-                "text_offset": offsets[part.begin:]}
+        return {"tokens": pieces, "token_logprobs": log_p, "top_logprobs": tops, "text_offset": offsets}
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -31,11 +31,11 @@ from dflash_mcmc.engine.batching.stop_strings import TokenTexts
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
-from dflash_mcmc.serve.answers import Bodies, Piece, Teller, TextScorer, error_of
+from dflash_mcmc.serve.answers import Bodies, TextScorer, error_of
 from dflash_mcmc.serve.fields import Chat, RequestFields, Text
 from dflash_mcmc.serve.options import ServeOptions, model_name
 from dflash_mcmc.serve.samplers import config_of, sampler_of
-from dflash_mcmc.serve.workers import Order, started
+from dflash_mcmc.serve.workers import DrawnAnswer, Order, started
 from dflash_mcmc.types import ChainResult, Trajectory
 
 _LOOKS_SECONDS = 0.5
@@ -146,55 +146,41 @@ class Service:
         """
         if asked.model not in (None, self.name):
             raise HTTPException(404, f"model: given {asked.model!r:.120}; allowed: {self.name!r}")
-        if asked.stream and (top or echo):
-            raise ConfigError("stream", True, "false with echo and with the most likely tokens, which are read at the end")
-        loop, heard = asyncio.get_running_loop(), asyncio.Queue[Piece | int]()
-        bodies, orders, in_order, ignored = await loop.run_in_executor(
+        loop = asyncio.get_running_loop()
+        bodies, orders, ignored = await loop.run_in_executor(
             self._reader, self._read, asked, prompts, logprobs, top, echo)
-
-        def put(item: Piece | int) -> None:
-            loop.call_soon_threadsafe(heard.put_nowait, item)
-
-        def ended(number: int, _: Any) -> None:
-            put(number)
-
-        tellers = [Teller(number, put, self._target.decode, order.stop) for number, order in enumerate(orders)]
-        for number, order in enumerate(orders):
-            order.future.add_done_callback(partial(ended, number))
-        if asked.stream and in_order:
-            orders = [order._replace(chain=partial(teller.in_pieces, order.chain))
-                      for teller, order in zip(tellers, orders, strict=True)]
         self.workers.order(orders)
-        parts = self._parts(bodies, orders, tellers, heard)
+        ended = self._ended(bodies, orders)
         named = ", ".join(f"{name}={value:g}" for name, value in ignored.items())
         headers = {"X-Dflash-Mcmc-Ignored": named} if named else {}
         if asked.stream:
-            events = bodies.events(parts, asked.stream_options.include_usage)
+            events = bodies.events(ended, asked.stream_options.include_usage)
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        return JSONResponse(bodies.whole(await _unless_gone(request, parts)), headers=headers)
+        return JSONResponse(bodies.whole(await _unless_gone(request, ended)), headers=headers)
 
-    async def _parts(self, bodies: Bodies, orders: Sequence[Order], tellers: Sequence[Teller],
-                     heard: asyncio.Queue[Piece | int]) -> AsyncIterator[Piece]:
-        """The parts of answers as they are told. Raises what the orders raise. Orders that are not finished are given up."""
-        ended, started = list[Piece](), time.perf_counter()
+    async def _ended(self, bodies: Bodies, orders: Sequence[Order]) -> AsyncIterator[tuple[int, DrawnAnswer]]:
+        """The answers as they end, each with its number. Raises what the orders raise. Orders that are left are given up."""
+        numbers, answers = {asyncio.wrap_future(order.future): number for number, order in enumerate(orders)}, []
+        started, pending = time.perf_counter(), set(numbers)
         try:
-            while len(ended) < len(orders):
-                item = await heard.get()
-                if isinstance(item, int):
-                    ended.append(item := tellers[item].rest(orders[item].future.result()))
-                yield item
-            usage = bodies.usage(ended)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for future in sorted(done, key=numbers.__getitem__):
+                    answers.append(answer := future.result())
+                    yield numbers[future], answer
+            usage = bodies.usage(answers)
             self._requests.labels(status="200").inc()
             self._seconds.observe(time.perf_counter() - started)
             self._generated.inc(usage["completion_tokens"])
             self._forwards.inc(usage["token_forwards"])
         finally:
-            for order in orders:
-                order.future.cancel()
+            for future in numbers:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # asyncio prints one that nobody has asked for
 
     def _read(self, asked: RequestFields, prompts: Sequence[Any], logprobs: bool, top: bool,
-              echo: bool) -> tuple[Bodies, list[Order], bool, dict[str, float]]:
-        """The bodies, the orders, whether tokens are drawn in order, and the fields without effect. Raises UserError."""
+              echo: bool) -> tuple[Bodies, list[Order], dict[str, float]]:
+        """The bodies, the orders, and the fields without effect. Raises UserError."""
         if len(prompts) * asked.n > self.options.max_waiting:
             raise ConfigError("n", asked.n, f"at most {self.options.max_waiting} answers in a request, over all its prompts "
                               "(serve.max_waiting)")
@@ -221,13 +207,11 @@ class Service:
                 orders.append(Order(begin if scorer is None else partial(scorer.after, begin), stop, Future()))
                 echoes.append(text)
                 scorers.append(scorer)
-        in_order = ((config.sampler.draws_once or config.sampler.is_deterministic) and not config.dataset.must_end
-                    and (config.decoder.is_null or config.decoder.keeps_tokens()))
         chat = isinstance(asked, Chat)
         bodies = Bodies(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, asked.seed,
                           chat, sum(map(len, encoded)), self._texts if logprobs else None, asked.return_token_ids, echoes,
                           scorers)
-        return bodies, orders, in_order, ignored
+        return bodies, orders, ignored
 
     def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
         """The token ids of a prompt. Raises UserError."""
@@ -264,10 +248,10 @@ def _no_answer(prompt: np.ndarray) -> Chain:
     yield
 
 
-async def _unless_gone(request: Request, parts: AsyncIterator[Piece]) -> list[Piece]:
-    """The whole answers among parts, by their numbers. Raises HTTPException if the client goes."""
-    async def whole() -> list[Piece]:
-        return sorted([part async for part in parts], key=lambda part: part.number)
+async def _unless_gone(request: Request, ended: AsyncIterator[tuple[int, DrawnAnswer]]) -> dict[int, DrawnAnswer]:
+    """All answers by their numbers. Raises HTTPException if the client goes."""
+    async def whole() -> dict[int, DrawnAnswer]:
+        return {number: answer async for number, answer in ended}
 
     drawing = asyncio.create_task(whole())
     while not (await asyncio.wait({drawing}, timeout=_LOOKS_SECONDS))[0]:

@@ -19,7 +19,7 @@ import dflash_mcmc as dm
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.serve import answers, fields, options
+from dflash_mcmc.serve import fields, options
 from dflash_mcmc.serve.__main__ import main
 from dflash_mcmc.serve.samplers import sampler_of
 from dflash_mcmc.types import Trajectory
@@ -195,43 +195,17 @@ def lines_of(running, body: dict) -> list[str]:
         return [line for line in connection.getresponse().read().decode().split("\n\n") if line]
 
 
-@pytest.mark.parametrize("sampler", ["greedy", {"name": "temperature", "temperature": 1.0}])
-@pytest.mark.parametrize("stop", [[], ["ox", "xylophone"]])
-def test_tokens_of_samplers_that_draw_in_order_are_streamed(running, monkeypatch, sampler, stop):
-    """The parts are those of the whole answer: text, token ids, log p, cost. A stop string is never shown in part."""
-    monkeypatch.setattr(answers, "_TOKENS", 1)
-    asked = {"prompt": QUESTION, "sampler": sampler, "seed": 5, "n": 2, "max_tokens": 32, "logprobs": 0, "stop": stop,
-             "return_token_ids": True, "stream_options": {"include_usage": True}}
-    if sampler != "greedy":
-        asked |= {"return_sampling_mask": True, "sampler": {**sampler, "top_k": 5, "top_p": 0.9}}
-    _, whole = running.post({name: value for name, value in asked.items() if name != "stream_options"})
-    *parts, usage = [json.loads(line.removeprefix("data: ")) for line in lines_of(running, asked)[:-1]]
-    assert usage["usage"] == whole["usage"]
-    for answer in whole["choices"]:
-        own = [part["choices"][0] for part in parts if part["choices"][0]["index"] == answer["index"]]
-        texts = [part["text"] for part in own]
-        assert len(texts) > (1 if stop else 4)
-        assert "".join(texts) == answer["text"]
-        for name in ("token_ids", "sampling_mask", "sampling_mask_logprobs")[: 3 if sampler != "greedy" else 1]:
-            assert [value for part in own for value in part[name]] == answer[name]
-        assert all(token in kept for token, kept in zip(answer["token_ids"], answer.get("sampling_mask", []), strict=False))
-        for name in ("tokens", "token_logprobs", "text_offset"):
-            joined = [value for part in own for value in part["logprobs"][name]]
-            said = answer["logprobs"][name]
-            assert joined == (pytest.approx(said) if name == "token_logprobs" else said)
-        assert [part["finish_reason"] for part in own] == [None] * (len(own) - 1) + [answer["finish_reason"]]
-
-
-def test_streams_have_the_final_answer(running):
+def test_a_stream_has_each_answer_whole(running):
     client = running.client()
-    asked = dict(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5)
-    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    asked = dict(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5, n=2,
+                 extra_body={"sampler": "temperature"})
+    *parts, usage = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     whole = client.chat.completions.create(**asked)
-    assert text == whole.choices[0].message.content
-    assert parts[-1].usage == whole.usage
-    assert [part.choices[0].delta.role for part in parts if part.choices] == ["assistant", *[None] * (len(parts) - 2)]
-    assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.choices[0].finish_reason
+    assert usage.usage == whole.usage
+    said = sorted((choice.index, choice.delta.role, choice.delta.content, choice.finish_reason, choice.dflash_mcmc)
+                  for part in parts for choice in part.choices)
+    assert said == [(choice.index, "assistant", choice.message.content, choice.finish_reason, choice.dflash_mcmc)
+                    for choice in whole.choices]
 
 
 def most_likely(ids: list[int]) -> tuple[list[float], list[int]]:
@@ -317,8 +291,6 @@ WRONG = {
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "1 to 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
     "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"),
     "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: less than or equal to 1"),
-    "echo in a stream": ({"prompt": "x", "echo": True, "stream": True}, 400, "stream: given True; allowed: false with echo"),
-    "top in a stream": ({"prompt": "x", "logprobs": 1, "stream": True}, 400, "stream: given True; allowed: false with "),
     "no law": ({"prompt": "x", "return_sampling_mask": True}, 400, "sampler.sampling_mask"),
     "no bound": ({"prompt": "x", "return_sampling_mask": True, "sampler": "temperature"}, 400, "sampler.top_k from 1 to 512"),
     "no tokens": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens: given 0"),
