@@ -22,15 +22,8 @@ from tabulate import tabulate
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.chains.cost import CostEstimate
+from dflash_mcmc.config import identity
 from dflash_mcmc.config.command import Command, check_command
-from dflash_mcmc.config.identity import (
-    configuration_of,
-    identity_hash,
-    plain,
-    point_labels,
-    run_folder,
-    settings_of,
-)
 from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
@@ -192,12 +185,13 @@ class _Checks:
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
         # The identity reads dataset and checkpoint: only if a folder could be that of the run.
-        folder = run_folder(config, "*")
+        folder = identity.run_folder(config, "*")
         if not self._once(("folders", str(folder)), lambda: any(folder.parent.glob(folder.name))):
             return False
         try:
             tasks = tasks_of(config)
-            records = each_record(run_folder(config, identity_hash(config)), tasks.schema())  # without the folder's locks
+            folder = identity.run_folder(config, identity.identity_hash(config))
+            records = each_record(folder, tasks.schema())  # without the folder's locks
             return set(tasks.keys()) <= {key_of(record) for _, record in records}
         except UserError:
             return False
@@ -255,7 +249,7 @@ class _Checks:
             _, plan = memory_plan(config, target, longest, num_draws, draft, weights or 0, beside)
             self.plans.append((plan, weights))
         except UserError:
-            if not run_folder(config, identity_hash(config)).exists():
+            if not identity.run_folder(config, identity.identity_hash(config)).exists():
                 raise
 
     def _once(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
@@ -283,9 +277,9 @@ def table(command: Command) -> str:
     jobs, rates = command.jobs, []
     needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
     finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
-    for job, label in zip(jobs, point_labels(jobs), strict=True):
+    for job, label in zip(jobs, identity.point_labels(jobs), strict=True):
         config = _with_lengths(job)
-        speed = _speed(plain(config))
+        speed = _speed(identity.plain(config))
         like = next((run for run in finished if run.speed == speed), None)
         if config.hardware.tokens_per_second is None and like is not None:
             hardware: Any = config.hardware
@@ -358,7 +352,7 @@ def _finished(outputs: Path) -> list[_PastRun]:
             if described(path.parent / RUN)[1][-1]["host"] != socket.gethostname():
                 continue
             rate = summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"])
-            found.append(_PastRun(_speed(configuration_of(path.parent)), rate, path.parent))
+            found.append(_PastRun(_speed(identity.configuration_of(path.parent)), rate, path.parent))
         except (UserError, LookupError, TypeError, ArithmeticError):
             continue  # a probe, or what no run wrote: the commands that read it say so
     return found
@@ -367,7 +361,7 @@ def _finished(outputs: Path) -> list[_PastRun]:
 def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, its places, and the name."""
     places = [value for name, _, _, value in walk(config) if name in _PLACES]
-    return json.dumps([config.name, settings_of(config), places], sort_keys=True, default=str)
+    return json.dumps([config.name, identity.settings_of(config), places], sort_keys=True, default=str)
 
 
 def _problems(config: Config) -> str:

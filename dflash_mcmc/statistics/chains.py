@@ -23,31 +23,7 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.outcomes import (
-    Combined,
-    CostField,
-    Outcome,
-    Summed,
-    by_problem,
-    forwards_together,
-    mean_share,
-    prompt_forwards,
-)
-from dflash_mcmc.statistics.votes import (
-    PROGRAM_RULES,
-    AdaptiveVote,
-    PowerVote,
-    ProgramRule,
-    VoteRule,
-    Votes,
-    adaptive,
-    check_log_q,
-    expected_likeliest,
-    expected_majority,
-    expected_weighted,
-    has_examples,
-    program_chosen,
-)
+from dflash_mcmc.statistics import outcomes, votes
 from dflash_mcmc.store.records import Record
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
@@ -196,7 +172,7 @@ def independent_rhats(chains: int, steps: int) -> np.ndarray:
     return np.array([_rhat(draws) for draws in key.uniforms(0, _DRAWS * chains * steps).reshape(_DRAWS, chains, steps)])
 
 
-_SUMMED: tuple[Summed, ...] = get_args(Summed)
+_SUMMED: tuple[outcomes.Summed, ...] = get_args(outcomes.Summed)
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
@@ -220,7 +196,7 @@ def pass_curve(records: Sequence[Record]) -> list[dict]:
     """
     problems, sizes, left_out = _with_enough(records)
     counts = [(sum(record["verdict"] == "correct" for record in chains), len(chains)) for chains in problems]
-    return [{"k": k, **mean_share([pass_at_k(*count, k) for count in counts]).columns("pass_at_k"), "n": len(counts),
+    return [{"k": k, **outcomes.mean_share([pass_at_k(*count, k) for count in counts]).columns("pass_at_k"), "n": len(counts),
              "left_out": left_out} for k in sizes]
 
 
@@ -231,8 +207,8 @@ def majority(records: Sequence[Record]) -> list[dict]:
     win) and correct (in [0, 1]).
     """
     rows = []
-    for problem, chains in by_problem(records).items():
-        candidates = Votes.of(chains).candidates
+    for problem, chains in outcomes.by_problem(records).items():
+        candidates = votes.Votes.of(chains).candidates
         most = max((each.number for each in candidates), default=0)
         winners = [each for each in candidates if each.number == most]
         rows.append({"problem": problem, "answer": winners[0].answer if len(winners) == 1 else None, "tied": len(winners) > 1,
@@ -240,7 +216,7 @@ def majority(records: Sequence[Record]) -> list[dict]:
     return rows
 
 
-def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[dict]:
+def vote_curve(records: Sequence[Record], rule: votes.VoteRule | None = None) -> list[dict]:
     """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over the ways to choose k of a problem's chains: for the majority vote the exact mean over all ways,
@@ -249,23 +225,24 @@ def vote_curve(records: Sequence[Record], rule: VoteRule | None = None) -> list[
     Args:
         rule: the rule of a weighted vote; None for the majority vote.
     """
-    if isinstance(rule, PowerVote):
-        check_log_q(records, f"aggregate={rule.name}")
+    if isinstance(rule, votes.PowerVote):
+        votes.check_log_q(records, f"aggregate={rule.name}")
     problems, sizes, left_out = _with_enough(records)
 
     def expected(chains: list[Record]) -> Sequence[float]:
         if rule is None:
-            return expected_majority(Votes.of(chains).counts(), tuple(sizes))
-        if isinstance(rule, PowerVote):
-            return [of.correct for of in expected_weighted(chains, rule, sizes)]
-        return [adaptive(chains, rule, k)[0] for k in sizes]
+            return votes.expected_majority(votes.Votes.of(chains).counts(), tuple(sizes))
+        if isinstance(rule, votes.PowerVote):
+            return [of.correct for of in votes.expected_weighted(chains, rule, sizes)]
+        return [votes.adaptive(chains, rule, k)[0] for k in sizes]
 
     of_problems = [expected(chains) for chains in problems]
-    return [{"k": k, **mean_share([of[column] for of in of_problems]).columns("accuracy"), "n": len(problems),
+    return [{"k": k, **outcomes.mean_share([of[column] for of in of_problems]).columns("accuracy"), "n": len(problems),
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chains: int | None = None) -> list[Combined]:
+def aggregated(records: Sequence[Record], by: str | votes.VoteRule = "majority",
+               chains: int | None = None) -> list[outcomes.Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
@@ -288,43 +265,45 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", chain
     """
     if chains is not None and chains < 1:
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, or null")
-    kept = [group for group in by_problem(records).values() if chains is None or len(group) >= chains]
+    kept = [group for group in outcomes.by_problem(records).values() if chains is None or len(group) >= chains]
     flat = [record for group in kept for record in group]
-    if isinstance(by, PowerVote):
-        check_log_q(flat, f"aggregate={by.name}")
-    if by in PROGRAM_RULES and flat and not has_examples(flat):
+    if isinstance(by, votes.PowerVote):
+        votes.check_log_q(flat, f"aggregate={by.name}")
+    if by in votes.PROGRAM_RULES and flat and not votes.has_examples(flat):
         raise UserError(f"aggregate={by}: given records without what programs do on examples; allowed: those of a run with "
                         "grader.examples=true, or of dflash_mcmc.regrade with it")
     return [_combined(group, by, chains or len(group)) for group in kept]
 
 
-def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
+def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> outcomes.Combined:
     """The record of a problem for a vote of k of its chains."""
     weighed, one_by_one = dict[str, float](), False
-    if isinstance(by, PowerVote):
-        correct, weighed["effective"], weighed["dominated"] = expected_weighted(chains, by, [k])[0]
-    elif isinstance(by, AdaptiveVote) or by in PROGRAM_RULES:  # the first chains, until one or the vote is good enough
+    if isinstance(by, votes.PowerVote):
+        correct, weighed["effective"], weighed["dominated"] = votes.expected_weighted(chains, by, [k])[0]
+    # The first chains, until one or the vote is good enough
+    elif isinstance(by, votes.AdaptiveVote) or by in votes.PROGRAM_RULES:
         draws = sorted(chains, key=lambda record: record["chain"])[:k]
-        if isinstance(by, AdaptiveVote):
-            (correct, used), one_by_one = adaptive(draws, by, k), True
+        if isinstance(by, votes.AdaptiveVote):
+            (correct, used), one_by_one = votes.adaptive(draws, by, k), True
         else:
-            record, used = program_chosen(draws, cast("ProgramRule", by))
+            record, used = votes.program_chosen(draws, cast(votes.ProgramRule, by))
             correct, one_by_one = float(record["verdict"] == "correct"), used < k
         chains, k, weighed = draws[:used], used, {"effective": float(used), "dominated": 0.0}
     elif by == "log_p":
-        correct = round(expected_likeliest(chains, k), 12)
+        correct = round(votes.expected_likeliest(chains, k), 12)
     elif by == "majority":
         correct = (majority(chains)[0]["correct"] if k == len(chains) else
-                   expected_majority(Votes.of(chains).counts(), (k,))[0])
+                   votes.expected_majority(votes.Votes.of(chains).counts(), (k,))[0])
     else:
-        raise ValueError(f"by: given {by!r}; allowed: majority, log_p, a rule of weighted votes, {', '.join(PROGRAM_RULES)}")
+        raise ValueError(f"by: given {by!r}; allowed: majority, log_p, a rule of weighted votes, "
+                         f"{', '.join(votes.PROGRAM_RULES)}")
     share = 1 if k == len(chains) else k / len(chains)  # of the ways to choose k chains that have a certain one
     first, verdicts = chains[0], {record["verdict"] for record in chains}
     if verdicts <= {NO_ANSWER, *UNDRAWN}:
         verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
     else:
         verdict = {0.0: "wrong", 1.0: "correct"}.get(correct, "expected")
-    combined: Combined = {
+    combined: outcomes.Combined = {
         "problem": first["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
         "verdict": verdict, "correct": correct, "gold": first.get("gold"), "log_p": None, "num_chains": k,
         "law_error": max(record.get("law_error", 0.0) for record in chains), **weighed}  # type: ignore[typeddict-item]
@@ -332,7 +311,7 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
         if any(name in record for record in chains):  # some fields are there only where they are not 0
             combined[name] = sum(record.get(name, 0) for record in chains) * share
     if "token_forwards" in combined:  # each chain has its prompt, and chains of different draws share it
-        read = sum(record["token_forwards"] for record in chains) - forwards_together(chains)
+        read = sum(record["token_forwards"] for record in chains) - outcomes.forwards_together(chains)
         combined["token_forwards"] -= read if k == len(chains) else read * (k - 1) / (len(chains) - 1)
     if "seconds" in first and one_by_one:
         combined["seconds"] = sum(record["seconds"] for record in chains)
@@ -343,7 +322,7 @@ def _combined(chains: list[Record], by: str | VoteRule, k: int) -> Combined:
     return combined
 
 
-def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "token_forwards") -> int:
+def affordable(records: Sequence[outcomes.Outcome], budget: float, cost: outcomes.CostField = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
 
     Chains of a problem read its prompt once, so that each chain after the first costs its token-forwards without the prompt's.
@@ -353,15 +332,15 @@ def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "tok
         budget: mean cost per problem of the run to match.
         cost: field of the records that holds the cost.
     """
-    most = max(map(len, by_problem(records).values()))
-    shared = sum(map(prompt_forwards, records)) if cost == "token_forwards" else 0.0
+    most = max(map(len, outcomes.by_problem(records).values()))
+    shared = sum(map(outcomes.prompt_forwards, records)) if cost == "token_forwards" else 0.0
     further = sum(record[cost] for record in records) - shared
     return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
 def _with_enough(records: Sequence[Record]) -> tuple[list[list[Record]], list[int], int]:
     """(chains, ks, left out): the problems with the most chains, the numbers of a curve, and the number of other problems."""
-    problems = list(by_problem(records).values())
+    problems = list(outcomes.by_problem(records).values())
     most = max(map(len, problems), default=0)
     kept = [chains for chains in problems if len(chains) == most]
     return kept, sorted({2**power for power in range(most.bit_length())} | {most} - {0}), len(problems) - len(kept)

@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import (
-    PIECE,
-    CacheShape,
-    KVCache,
-    cache_size,
-    num_recent,
-    recurrent_shape,
-)
+from dflash_mcmc.engine.batching import attention, cache
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import is_looped, is_small, keeps_copy
@@ -55,16 +47,16 @@ class TargetShape(NamedTuple):
         return attention.changes_scores(self.config)
 
     @property
-    def cache_shape(self) -> CacheShape:
+    def cache_shape(self) -> cache.CacheShape:
         """Shape of the keys and values of a token. Latent attention (DeepSeek) has one latent and one rotated part."""
         heads, latent = self.config.num_attention_heads, getattr(self.config, "kv_lora_rank", None)
         if latent is not None:
-            return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
+            return cache.CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
         dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
-        recurrent = recurrent_shape(self.config, self.dtype)
+        recurrent = cache.recurrent_shape(self.config, self.dtype)
         attending = self.num_layers - (len(recurrent.layers) if recurrent else 0)
         key_heads = getattr(self.config, "num_key_value_heads", None) or heads
-        return CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
+        return cache.CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
 
     def weight_bytes(self) -> int | None:
         """Bytes of the weights and of the float32 copy of the head (`Float32Head`); None if not known."""
@@ -80,7 +72,7 @@ class DraftSize(NamedTuple):
     """The sizes of a draft that an engine's memory depends on. A `Drafter` has attributes of the same names."""
 
     num_drafted: int
-    companion: CacheShape | None = None
+    companion: cache.CacheShape | None = None
     model: TargetShape | None = None
     """The model that drafts; None for another kind of draft."""
 
@@ -142,7 +134,7 @@ class Workload(NamedTuple):
         return self.model.cache_shape.token_bytes() + sum(shape.token_bytes() for shape in self.companions)
 
     @property
-    def companions(self) -> tuple[CacheShape, ...]:
+    def companions(self) -> tuple[cache.CacheShape, ...]:
         """Shapes of the caches that follow the target's: a draft's and another model's, as far as there are any."""
         drafted = self.drafter.companion if self.drafter else None
         other = self.companion.cache_shape if self.companion else None
@@ -153,12 +145,13 @@ class Workload(NamedTuple):
         shape = self.model.cache_shape.recurrent
         if shape is None:
             return 0
-        states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
+        states = cache.num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
         return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
 
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
-        return min(self.options.read_ahead, num_slots), cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
+        _, positions = cache.cache_size(self.model.device, 1, self.prompt_length, self.padding)
+        return min(self.options.read_ahead, num_slots), positions
 
 
 _SHARE = 0.9
@@ -219,7 +212,7 @@ class MemoryPlan(NamedTuple):
 def predict(work: Workload, num_slots: int) -> MemoryPlan:
     """The memory of an engine, without the weights of model and draft."""
     model = work.model
-    rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
+    rows, length = cache.cache_size(model.device, num_slots, work.max_length, work.padding)
     ahead, longest_prompt = work.prompts(num_slots)
     positions = 2 * rows * length + ahead * longest_prompt  # each row has a spare row
     states = work.state_bytes(rows, length, 2) + work.state_bytes(ahead, longest_prompt, 1)
@@ -239,7 +232,7 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     reading = ahead * (widest + keys * (layer_bytes + copied))
     if recurrent := model.cache_shape.recurrent:
         step += rows * recurrent.work_bytes(1 + work.num_drafted)
-        reading = max(reading + ahead * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
+        reading = max(reading + ahead * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(cache.PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, states=states, layers=work.layers)
@@ -299,9 +292,9 @@ def _activation_bytes(model: LanguageModel | TargetShape, queries: int, keys: in
     return queries * (6 * width + 3 * inner) * model.dtype.itemsize + scores
 
 
-def cache_of(work: Workload, model: LanguageModel, num_rows: int, length: int) -> KVCache:
+def cache_of(work: Workload, model: LanguageModel, num_rows: int, length: int) -> cache.KVCache:
     """A cache of so many rows and positions for a model and its companions."""
     sizes = model.cache_shape, num_rows, length, model.device, work.companions
     if model.cache_shape.recurrent is None:
-        return KVCache(*sizes)
-    return HybridCache(*sizes, work.options.snapshot_every, num_recent(work.options, work.num_drafted))
+        return cache.KVCache(*sizes)
+    return HybridCache(*sizes, work.options.snapshot_every, cache.num_recent(work.options, work.num_drafted))
