@@ -32,9 +32,8 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
 from dflash_mcmc.serve.answers import Bodies, TextScorer, error_of
-from dflash_mcmc.serve.fields import Chat, RequestFields, Text
 from dflash_mcmc.serve.options import ServeOptions, model_name
-from dflash_mcmc.serve.samplers import config_of, sampler_of
+from dflash_mcmc.serve.requests import Chat, RequestFields, Text, config_of, sampler_of
 from dflash_mcmc.serve.workers import DrawnAnswer, Order, started
 from dflash_mcmc.types import ChainResult, Trajectory
 
