@@ -5,9 +5,10 @@ import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.cache import cache_size
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import TargetShape, Workload, cache_size, plan, predict
+from dflash_mcmc.engine.batching.plan import TargetShape, Workload, plan, predict
 from dflash_mcmc.errors import ConfigError
 from tests.targets import random_model
 
