@@ -247,6 +247,7 @@ def test_prompts_are_texts_messages_or_token_ids(loaded):
     assert other[0].tokens != drawn["text"]
 
 
+@pytest.mark.slow
 def test_an_engine_stays_loaded_and_streams(monkeypatch):
     def tokens(samples) -> dict:
         return {(sample.prompt, sample.chain): sample.tokens for sample in samples}

@@ -57,7 +57,7 @@ def small_model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("ids", [None, [2, 0]], ids=["whole", "reduced"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", quick(RULES, "token", "block"))
 def test_law_is_exact(rule, ids, tmp_path):
     draft = ProposedDraft(small_table(), layout("specforge", small_model(), ids, (0, 2, 1)), tmp_path, 2)
     assert (draft.logits((0, 1), (2,))[1] == -np.inf) == (ids is not None)

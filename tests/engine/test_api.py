@@ -149,8 +149,7 @@ RED = {
 }
 
 
-@pytest.mark.parametrize("fault", quick(
-    RED, "raw for processed", "another tokenizer"))
+@pytest.mark.parametrize("fault", quick(RED, "raw for processed"))
 def test_a_red_audit_ends_the_run_with_the_field_to_state(make_config, monkeypatch, fault):
     server, overrides, said = RED[fault]
     standing = Standing(TabularModel(520, (1,), seed=3) if fault == "a larger vocabulary" else WIDE, **server)

@@ -7,8 +7,7 @@ from tests.golden import runs
 TOLERANCE = 1e-4
 """Of a float, relative to the larger of 1 and its size: other processors sum in another order."""
 
-QUICK = ("power_mh", "draft_mh_mixture", "blend_layer_matched", "blend_draft", "match_ngram", "rejection_block",
-         "temperature_penalty")
+QUICK = ("power_mh", "blend_layer_matched", "match_ngram", "rejection_block", "temperature_penalty")
 """Runs that `make test` draws: each kind of sampler, decoder and blend once. `make test-slow` draws all."""
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in runs.RUNS]
 

@@ -274,6 +274,7 @@ def test_the_point_is_run_under_the_name_of_its_command(grid, executed):
     assert str(run_folder(config, hash_of(identity_of(config)))) == grid.points[1].folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "code"), [(None, 0), (UserError("no room"), 2), (Stopped("SIGUSR1"), 143)])
 def test_the_end_of_one_process_and_of_those_of_a_launch(grid, executed, tmp_path, monkeypatch, error, code):
     executed.error = error

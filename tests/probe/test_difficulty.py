@@ -268,6 +268,7 @@ def test_auroc_by_hand():
     assert answers.auroc("none").value == 0.5
 
 
+@pytest.mark.slow
 def test_intervals_equal_those_of_weighted_answers():
     """For a signal and for a difference, equal to `Clusters.statistic` with weights of single answers."""
     problems, wrong, scores, other = random_answers(1, size=25, problems=9)

@@ -70,6 +70,7 @@ def test_the_documents_table(result):
     assert len(SAMPLERS) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_sampler_draws_from_its_exact_law(result, config, name):
     law, (p, _) = exact_law(samplers_by_name()[name], config.probe), config.probe.both_laws()

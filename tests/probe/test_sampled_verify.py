@@ -38,6 +38,7 @@ def test_tokens_with_the_same_key_are_those_of_plain_sampling(result):
         "short": (60, 60), "long": (10, 10), "agent": (3, 3)}
 
 
+@pytest.mark.slow
 def test_sample_and_match_is_not_flagged(result):
     found = [row(result, table, "speculative_match") for table in ("short", "long", "agent")]
     assert min(mine["histogram_p"] for mine in found) > NOISE
@@ -46,17 +47,20 @@ def test_sample_and_match_is_not_flagged(result):
     assert found[0]["tokens_per_forward"] > 1.5 > 1.0 > row(result, "short", "plain")["tokens_per_forward"]
 
 
+@pytest.mark.slow
 def test_the_first_token_shows_a_greedy_first_token(result):
     found, plain = row(result, "short", "greedy_first"), row(result, "short", "plain")
     assert found["same_first_token"] == 1.0 > plain["same_first_token"]
     assert found["first_token_p"] < NOISE
 
 
+@pytest.mark.slow
 def test_histograms_show_a_finite_window(result):
     assert row(result, "short", "finite_window")["histogram_p"] < NOISE
     assert row(result, "long", "finite_window")["mean_tokens"] == 16
 
 
+@pytest.mark.slow
 def test_tool_calls_are_not_counted_where_the_template_shows_no_tools(result):
     found = row(result, "agent", "plain")
     assert (found["tool_calls"], found["tool_call_share"], found["n"]) == (None, None, 3)

@@ -230,7 +230,8 @@ FILES = some.tuples(some.sampled_from((*OF_A_RUN, *OF_A_GRID)), some.sampled_fro
                     some.sampled_from(OTHERS), some.booleans())
 
 
-@pytest.mark.parametrize("num", [8, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [8, 1500])
 def test_a_file_with_a_wrong_place_is_read_or_one_line(capsys, tmp_path, num):
     settings(SETTINGS, max_examples=num)(given(FILES)(lambda wrong_file: check_file(capsys, tmp_path, *wrong_file)))()
 

@@ -138,6 +138,7 @@ def test_a_run_over_hostile_ids_is_drawn_and_resumed(make_config, tmp_path):
                                                              "summary.json", "lock"}
 
 
+@pytest.mark.slow
 def test_files_of_a_hostile_run_are_inert(hostile):
     """No file is outside the report's folder, no cell is a formula, no figure has a script, no table a control character."""
     folder = hostile.folder

@@ -182,6 +182,7 @@ def test_chains_of_a_problem_differ_and_seeds_differ(make_config, uninterrupted)
     assert sum(tokens[n] != pairs[n][0] for n in range(8)) > 4
 
 
+@pytest.mark.slow
 def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
     result = execute(make_config(*QUICK, *WHOLE))
     path = result.folder / RECORDS
@@ -238,6 +239,7 @@ def test_a_shard_leaves_what_others_draw_and_the_last_one_summarises(make_config
     assert (result.folder / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
     with start(tmp_path, *WHOLE, "hardware.num_slots=4", until=2) as run:
         wait_for_records(tmp_path, 2, run)

@@ -92,7 +92,7 @@ CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE,
 
 
 @pytest.mark.parametrize(("name", "options"), quick(
-    CHAINS, "draft_mh", "draft_refine", "best_of_n", "temperature", *CHAINS[:2]), ids=str)
+    CHAINS, "draft_refine", "best_of_n", "temperature", *CHAINS[:2]), ids=str)
 def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
     """The first 200 branches of the enumeration of a chain, which refuses a second use of a key."""
     engine = TabularEngine(TabularModel(3, (0,), seed=3), draft=TabularDraft(3, 1, seed=9))

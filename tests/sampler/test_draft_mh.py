@@ -27,7 +27,8 @@ OPTIONS = {"default": {}, "cold": {"draft_temperature": 0.6}, "mild": {"alpha": 
            "mixture": {"proposal": "mixture"}, "much_draft": {"proposal": "mixture", "draft_weight": 0.8}}
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [
+    pytest.param(given, id=name, marks=[pytest.mark.slow] * (name in ("cold", "much_draft"))) for name, given in OPTIONS.items()])
 def test_step_leaves_the_power_target_invariant(options):
     assert step_error(engine(), make(**options), HORIZON) <= EXACT
 

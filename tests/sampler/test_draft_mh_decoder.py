@@ -34,6 +34,7 @@ def matrix_and_target(tabular, sampler) -> tuple:
     return transition_matrix(tabular, sampler, HORIZON, target), target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "blend", "size"), [
     pytest.param("match_sampled", "warm", None, 2, id="match_sampled-two-tokens"),
     pytest.param("rejection", "default", LAYER, 2, id="rejection-two-tokens"),

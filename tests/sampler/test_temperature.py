@@ -72,6 +72,7 @@ def test_temperature_is_one_over_alpha_unless_given():
     assert total_variation(law_under(make(alpha=9.0, temperature=0.25), TabularEngine(model)), expected) <= EXACT
 
 
+@pytest.mark.slow
 def test_sampling_with_real_keys_has_the_same_law():
     """A chi-square test of 5,000 draws. The seed is fixed, so the p-value is a constant."""
     from scipy import stats

@@ -82,6 +82,7 @@ def spoiled(answers: dict[str, Any], request: str, **fields: Any) -> dict[str, A
     return changed
 
 
+@pytest.mark.slow
 def test_each_mistake_of_a_server_is_wrong_and_is_named(tiny, answers):
     alone = answers["alone 0"][0]
     values = answers["logprobs 0"][0]["logprobs"]

@@ -65,6 +65,7 @@ def test_right_servers_are_green_in_200_audits(checkpoint, tmp_path):
     assert len(red) <= 2, red
 
 
+@pytest.mark.slow
 def test_a_promise_of_bits_and_wrong_commands(checkpoint, tmp_path, capsys, monkeypatch):
     """A server whose draws depend on the batch has the law, which the promise alone makes wrong."""
     common = ["http://crafted/v1", *given(checkpoint, 2, 4), f"paths.outputs={tmp_path}"]

@@ -110,6 +110,7 @@ def test_the_law_of_many_chains(monkeypatch, case, chains):
     assert p_value(found, law) > 1e-4
 
 
+@pytest.mark.slow
 def test_greedy_is_the_most_likely_token_every_time(monkeypatch):
     assert drawn(engine_on(monkeypatch, Standing(TOY)), dm.Greedy(), chains=3) == {max_of(TOY): 3}
 

@@ -97,7 +97,8 @@ def test_a_free_slot_takes_an_arrival_before_any_draw_has_ended(engine):
     assert 0 in begun[1:], "the arrival has left the queue while the first chain was drawn"
 
 
-@pytest.mark.parametrize("name", quick(["power_mh", "power_smc", "replica_exchange"], "power_mh"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["power_mh", "power_smc", "replica_exchange"])
 def test_dropped_chains_leave_and_the_others_are_drawn_as_alone(engine, reference, name):
     found = drawn(engine, Queue(name), {0: [0, 1, 2, 3, 4, 5]}, {1: [0, 99], 2: [3, 4], 3: [2]})
     dropped = {tag for tag, done in found.items() if done.failure == DROPPED}

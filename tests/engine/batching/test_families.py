@@ -56,7 +56,7 @@ _MADE = {
     "llama_yarn": ("LlamaForCausalLM", "LlamaConfig", dict(max_position_embeddings=16, rope_parameters=_YARN)),
 }
 WINDOWED = ("gemma3", "gemma2", "olmo3", "mistral", "qwen2", "gpt_oss", "llama4")
-_SLOW = ("gemma3", "olmo3", "mistral", "qwen2", "llama4", "deepseek_v3", "qwen3_moe", "olmoe")
+_SLOW = ("gemma3", "olmo3", "mistral", "qwen2", "llama4", "deepseek_v3", "qwen3_moe", "olmoe", "llama_yarn")
 """Families whose kinds of layers others have, too."""
 MIXTURES = ("qwen3_moe", "olmoe", "gpt_oss")
 

@@ -157,6 +157,7 @@ def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
     assert p_value(Counter(map(tuple, pairs.tolist())), expected) > 1e-4
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch):
     """The network sees the features of the tokens before the anchor, even after roll-backs, copies and moves of the cache."""
     seen = []
