@@ -8,6 +8,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
+from tests.cases import quick
 from tests.sampler.stages import extended, step_error, stepped
 
 EXACT = 1e-12
@@ -27,10 +28,9 @@ OPTIONS = {"default": {}, "cold": {"draft_temperature": 0.6}, "mild": {"alpha": 
            "mixture": {"proposal": "mixture"}, "much_draft": {"proposal": "mixture", "draft_weight": 0.8}}
 
 
-@pytest.mark.parametrize("options", [
-    pytest.param(given, id=name, marks=[pytest.mark.slow] * (name in ("cold", "much_draft"))) for name, given in OPTIONS.items()])
-def test_step_leaves_the_power_target_invariant(options):
-    assert step_error(engine(), make(**options), HORIZON) <= EXACT
+@pytest.mark.parametrize("name", quick(OPTIONS, "default", "mild", "mixture"))
+def test_step_leaves_the_power_target_invariant(name):
+    assert step_error(engine(), make(**OPTIONS[name]), HORIZON) <= EXACT
 
 
 BLEND = DraftBlend(beta=0.4)
