@@ -51,29 +51,21 @@ class Standing(NamedTuple):
     best: torch.Tensor
 
 
-class States(NamedTuple):
-    """The states that predict an answer's n tokens, each (n, hidden).
-
-    Attributes:
-        last: the target's states after the final norm.
-        outputs: outputs of layers (the residual stream), by layer number.
-    """
-
-    last: torch.Tensor
-    outputs: dict[int, torch.Tensor]
-
-
 @torch.no_grad()
-def readings(model: LanguageModel, answer: Answer, layers: Sequence[int]) -> Iterator[States]:
-    """The states along an answer, a group of layers at a time."""
+def readings(model: LanguageModel, answer: Answer,
+             layers: Sequence[int]) -> Iterator[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+    """The states that predict an answer's n tokens, each (n, hidden), a group of layers at a time.
+
+    They are the target's states after the final norm, and the outputs of the layers (the residual stream) by layer number.
+    """
     tokens = torch.from_numpy(answer.sequence).to(model.device)[None]
     of_a_layer = tokens.shape[1] * model.config.hidden_size * model.dtype.itemsize
     at_once, first = max(1, _STATES_BYTES // of_a_layer), len(answer.prompt) - 1
     for start in range(0, len(layers), at_once):
         group = tuple(layers[start : start + at_once])
         reading = sequences.read(model, tokens, group)
-        yield States(reading.hidden[0, first:-1], {layer: output[0, first:-1]
-                                                   for layer, output in zip(group, reading.outputs, strict=True)})
+        yield reading.hidden[0, first:-1], {layer: output[0, first:-1]
+                                            for layer, output in zip(group, reading.outputs, strict=True)}
 
 
 def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Source:
@@ -84,7 +76,7 @@ def layer_source(model: LanguageModel, states: torch.Tensor, norm: str) -> Sourc
     def normed(hidden: torch.Tensor) -> torch.Tensor:
         return model.logits(model.final_norm(hidden.to(model.dtype)))
 
-    return Source(states, normed if norm == "final" else model.logits, _all(states))
+    return Source(states, normed if norm == "final" else model.logits, states.new_ones(len(states), dtype=torch.bool))
 
 
 @torch.no_grad()
@@ -124,7 +116,7 @@ def other_source(model: LanguageModel, blend: Any, companion: LanguageModel | No
     def head(places: torch.Tensor) -> torch.Tensor:
         return mixed_logits(model, alone, last[places], [state[places] for state in states], companion)[0]
 
-    return Source(torch.arange(len(last), device=model.device), head, _all(last))
+    return Source(torch.arange(len(last), device=model.device), head, last.new_ones(len(last), dtype=torch.bool))
 
 
 @torch.no_grad()
@@ -156,7 +148,3 @@ def pieces(model: LanguageModel, n: int) -> Iterator[slice]:
     """Pieces of an answer's tokens whose logits fit into memory."""
     at_once = sequences.positions_at_once(model.vocab_size)
     return (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
-
-
-def _all(states: torch.Tensor) -> torch.Tensor:
-    return torch.ones(len(states), dtype=torch.bool, device=states.device)

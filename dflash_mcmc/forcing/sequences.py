@@ -27,6 +27,8 @@ _CHUNK = 4096
 """Maximal number of positions in one forward. It bounds the memory of a layer."""
 _CHUNK_OF_SCORES = 512
 """Like `_CHUNK`, for attention that holds the scores of all positions."""
+_ROWS_AT_ONCE = 512
+"""Maximal number of tokens of blocks or of continuations in one forward. It bounds the size of their attention scores."""
 _LOGITS_BYTES = 64 * 2**20
 
 
@@ -112,7 +114,7 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
         embeddings = torch.nn.functional.embedding(given, model.decoder.get_input_embeddings().weight)
         embeddings = embeddings.to(weight.dtype) * shape.embedding_scale
     # Attention scores between two blocks are wasted. This limit keeps them to at most half of all scores.
-    at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
+    at_once = max(1, min(features.shape[1], _ROWS_AT_ONCE) // shape.block_size)
     count = anchors.shape[1]
     pieces = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
     return torch.cat([block_pass(draft, keys, values, positions, anchors[:, piece], embeddings[:, piece],
@@ -152,10 +154,6 @@ def forced_blocks(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray
     return ForcedBlocks(reading, anchors, reading.hidden[0, before], states, windows[:, 1:])
 
 
-_BLOCK_ROWS = 512
-"""Maximal number of block tokens in one forward. It bounds the size of their attention scores."""
-
-
 def whole_blocks(prompt_length: int, num_tokens: int, block_size: int) -> list[int]:
     """Positions of the anchors of an answer's whole blocks. With block size B these are its tokens 0, B, 2B, and so on."""
     return [prompt_length + start for start in range(0, num_tokens - block_size + 1, block_size)]
@@ -190,8 +188,6 @@ def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 
-_ROWS_AT_ONCE = 512
-"""Maximal number of tokens in one forward. It bounds the size of their attention scores."""
 PREFIX = -1
 """The parent of a token that directly follows the prefix."""
 

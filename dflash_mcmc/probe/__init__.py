@@ -29,6 +29,7 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -151,6 +152,11 @@ def meanings_of(tables: Sequence[Table]) -> dict[str, dict[str, str]]:
 def measured(records: Iterable[dict]) -> list[dict]:
     """The records of what was measured."""
     return [record for record in records if "skipped" not in record]
+
+
+def rounded(values: "np.ndarray | torch.Tensor", digits: int = 6) -> list[float]:
+    """The values with so many significant digits, enough for a record."""
+    return [float(f"{value:.{digits}g}") for value in values.tolist()]
 
 
 # Values of most summaries, for cases with all `records`.

@@ -20,7 +20,7 @@ from dflash_mcmc.chains.build import encoded
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer, solutions
-from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
+from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured, rounded
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
@@ -171,10 +171,10 @@ class LogitBlend(AnswerProbe):
                         agreement[name] = agreement.get(name, 0.0) + agreeing(
                             *(part[speaks & is_hard][:, ~model.forbidden] for part in (logits, others)))
         order = sorted(totals, key=lambda name: (not name.isdecimal(), name == FLATTENED))
-        rounded = {part: {name: list(map(_rounded, totals[name][number])) for name in order}
+        sums = {part: {name: [rounded(row, 9) for row in totals[name][number]] for name in order}
                    for number, part in enumerate(PARTS)}
-        return {"num_tokens": len(tokens), "num_hard": int(rounded["hard"][FLATTENED][0][0]), "sums": rounded,
-                "agreement": {name: _rounded(agreement[name]) for name in order if name in agreement}}
+        return {"num_tokens": len(tokens), "num_hard": int(sums["hard"][FLATTENED][0][0]), "sums": sums,
+                "agreement": {name: rounded(agreement[name], 9) for name in order if name in agreement}}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The tables `grid` (all tokens), `hard` and `easy`, with a row per source and beta, and `agreement`, one per source.
@@ -213,10 +213,6 @@ def blended(target: "torch.Tensor", others: "torch.Tensor | None", beta: float, 
 
     mixed = target * (1.0 - beta) if others is None else torch.lerp(target, others, beta)
     return mixed.masked_fill_(forbidden, -torch.inf)
-
-
-def _rounded(values: "torch.Tensor") -> list[float]:
-    return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 def _sums(kept: list[dict], name: str, sums: list, columns: Sequence[str], **names: Any) -> Observations:

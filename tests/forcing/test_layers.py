@@ -24,12 +24,12 @@ def test_states_equal_those_of_transformers_for_every_group_size(family, states_
     expected = model(input_ids=torch.from_numpy(ANSWER.sequence)[None], output_hidden_states=True)
     groups = list(layers.readings(LanguageModel(model), ANSWER, range(3)))
     assert len(groups) == (3 if states_bytes == 1 else 1)
-    outputs = {layer: output for group in groups for layer, output in group.outputs.items()}
+    outputs = {layer: output for _, group in groups for layer, output in group.items()}
     assert list(outputs) == [0, 1, 2]
     for layer in (0, 1):
         torch.testing.assert_close(outputs[layer], expected.hidden_states[layer + 1][0, 3:-1])
-    for group in groups:
-        torch.testing.assert_close(group.last, expected.hidden_states[3][0, 3:-1])
+    for last, _ in groups:
+        torch.testing.assert_close(last, expected.hidden_states[3][0, 3:-1])
 
 
 def test_standing_of_a_case_by_hand():
@@ -55,11 +55,11 @@ def test_no_logits_of_a_whole_answer_are_made(monkeypatch):
     """Pieces give the same result as the whole answer. With 151,936 token ids a piece has 110 positions."""
     model = LanguageModel(random_model())
     tokens = torch.from_numpy(ANSWER.tokens)
-    (states,) = layers.readings(model, ANSWER, [0])
-    whole = layers.standings(model, layers.layer_source(model, states.last, "none"), tokens)
+    ((last, _),) = layers.readings(model, ANSWER, [0])
+    whole = layers.standings(model, layers.layer_source(model, last, "none"), tokens)
     monkeypatch.setattr(sequences, "_LOGITS_BYTES", 2 * 4 * model.vocab_size)
     assert [(piece.start, piece.stop) for piece in layers.pieces(model, 5)] == [(0, 2), (2, 4), (4, 5)]
-    rows, source = [], layers.layer_source(model, states.last, "none")
+    rows, source = [], layers.layer_source(model, last, "none")
 
     def counted(hidden):
         rows.append(len(hidden))

@@ -49,7 +49,7 @@ def test_blocks_are_those_drafted_alone(monkeypatch):
     features = sequences.read(model, TOKENS, layers).features(model, layers)
     anchors = sequences.whole_blocks(6, 27, BLOCK_SIZE)
     assert anchors == [6, 11, 16, 21, 26]
-    monkeypatch.setattr(sequences, "_BLOCK_ROWS", 2 * BLOCK_SIZE)  # in three forwards
+    monkeypatch.setattr(sequences, "_ROWS_AT_ONCE", 2 * BLOCK_SIZE)  # in three forwards
     with torch.no_grad():
         hidden = sequences.drafted(draft, model, features, TOKENS, torch.tensor([33]), torch.tensor([anchors]))[0]
         for found, anchor in zip(hidden, anchors, strict=True):

@@ -146,15 +146,15 @@ def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: f
 @torch.no_grad()
 def by_loop(model: LanguageModel, name: str, norm: str, beta: float, hard_below: float) -> dict[str, list[float]]:
     """`SUMS` of the hard and the easy tokens, token by token in float64, from hidden states blended as in the engine."""
-    (states,) = layers.readings(model, ANSWER, [0, 1, 2])
+    ((last, outputs),) = layers.readings(model, ANSWER, [0, 1, 2])
     head, totals = model.head.weight.double(), {"hard": np.zeros(len(SUMS)), "easy": np.zeros(len(SUMS))}
     for t, token in enumerate(ANSWER.tokens):
-        target = head @ states.last[t].double()
+        target = head @ last[t].double()
         if name == "flattened":
             mixed = (1 - beta) * target
         else:
             blend = LayerBlend(beta=beta, layer=int(name), norm=norm)
-            mixed = head @ blend.mix(states.last[t].double(), [states.outputs[int(name)][t].double()],
+            mixed = head @ blend.mix(last[t].double(), [outputs[int(name)][t].double()],
                                      lambda hidden: model.final_norm(hidden.float()).double())
         log_p, target_log_p, flat_log_p = (float(x.log_softmax(-1)[token]) for x in (mixed, target, (1 - beta) * target))
         rank, target_rank = (1 + int((x > x[token]).sum()) for x in (mixed, target))
@@ -231,20 +231,20 @@ def test_the_source_of_a_blend_is_what_it_mixes_in(kind):
     """Logits along an answer, by transformers' own models; neither the blend's own beta nor its mask matters."""
     own, amateur = (random_model(family, sharpness=1.0) for family in ("qwen3", "llama"))
     model, whole, second = LanguageModel(own), ANSWER.sequence, np.array([30, 2])
-    (states,) = layers.readings(model, ANSWER, [0, 1, 2])
-    hidden = [states.outputs[layer].double() @ model.head.weight.double().T for layer in (0, 1, 2)]
+    ((last, outputs),) = layers.readings(model, ANSWER, [0, 1, 2])
+    hidden = [outputs[layer].double() @ model.head.weight.double().T for layer in (0, 1, 2)]
     blend, companion, expected = {
         "model": (ModelBlend(beta=-0.5, model="x", alpha_mask=0.4), amateur, law_after(amateur, whole)),
         "prompt": (PromptBlend(beta=0.7), own, law_after(own, np.concatenate([second, ANSWER.tokens]))),
         "layer": (LayerBlend(beta=0.05, layer=2), None, hidden[2]),
         "noise": (LayerBlend(beta=0.05, layer=1, direction="random"), None, None),
     }[kind]
-    source = layers.other_source(model, blend, None if companion is None else LanguageModel(companion), ANSWER, states.last,
+    source = layers.other_source(model, blend, None if companion is None else LanguageModel(companion), ANSWER, last,
                                  second if kind == "prompt" else None)
     found = source.head(source.states).double()
     torch.testing.assert_close(torch.cat([source.head(source.states[:3]), source.head(source.states[3:])]).double(), found)
     if kind == "noise":
-        turned = blend.auxiliary([states.outputs[1].double()], lambda state: state) @ model.head.weight.double().T
+        turned = blend.auxiliary([outputs[1].double()], lambda state: state) @ model.head.weight.double().T
         torch.testing.assert_close(found, turned, rtol=1e-4, atol=1e-4)
         assert (found - hidden[1]).abs().max() > 0.1
     else:

@@ -24,6 +24,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
+from dflash_mcmc.probe import rounded
 from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
 from dflash_mcmc.rng import Key
 
@@ -99,7 +100,7 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODE
         for piece in pieces(drafter.target, len(tokens)):
             logits, labels = logits_of(states.flatten(0, 1)[piece]), tokens[piece]
             log_p = logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(dim=-1)
-            p += [float(f"{value:.6g}") for value in log_p.exp().tolist()]
+            p += rounded(log_p.exp())
             rank += sequences.ranks(logits, labels).tolist()
     return found
 

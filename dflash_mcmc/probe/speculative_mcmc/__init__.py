@@ -14,7 +14,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
+from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block, rounded
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -22,8 +22,6 @@ from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    import torch
-
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -64,7 +62,7 @@ class SpeculativeMCMC(ForcedProbe):
         if listed is not None and (not listed or len(set(listed)) < len(listed)):
             raise ConfigError("probe.draft_temperatures", listed, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
         temperatures = self.temperatures()
-        if len(set(map(_name, temperatures))) < len(temperatures):  # equal names would share an entry in a record
+        if len({f"{each:g}" for each in temperatures}) < len(temperatures):  # equal names would share an entry in a record
             raise ConfigError("probe.draft_temperatures", temperatures, "numbers that differ in their first six digits")
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
@@ -141,7 +139,7 @@ class SpeculativeMCMC(ForcedProbe):
         forced = sequences.forced_blocks(drafter, answer.prompt, answer.tokens, keep_cache=joint or self.autoregressive)
         anchors, count = forced.anchors, len(forced.anchors)
         # Distances for every predicted token, and drawn blocks, both by temperature. Distances of `p`: the plain target
-        names = {_name(temperature): temperature for temperature in self.temperatures()}
+        names = {f"{temperature:g}": temperature for temperature in self.temperatures()}
         # For all blocks at once: the numbers of a block must not depend on how many blocks are read together.
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
                     for name in names}
@@ -153,7 +151,7 @@ class SpeculativeMCMC(ForcedProbe):
             draft = sequences.checked(drafter.logits(forced.draft[start : start + step].flatten(0, 1)))
             for name, alpha, temperature in (("p", 1.0, 1.0), *((name, self.alpha, names[name]) for name in names)):
                 for column, values in zip(("kl", "tvd"), weighing.distances(target, draft, alpha, temperature), strict=True):
-                    laws[name][column] += _digits(values)
+                    laws[name][column] += rounded(values)
             for name, temperature in names.items():
                 mine = uniforms[name][start * n : (start + step) * n].to(target.device)
                 found, log_q = weighing.draw(draft, temperature, mine)
@@ -182,16 +180,6 @@ class SpeculativeMCMC(ForcedProbe):
                                   np.concatenate(accepting))
         entries: dict[str, dict[str, Any]] = {name: {**laws.get(name, {})} for name, _ in weighed}
         for index, (name, weights) in enumerate(weighed):
-            entries[name][weights] = {field: _digits(column[index * count : (index + 1) * count])
+            entries[name][weights] = {field: rounded(column[index * count : (index + 1) * count])
                                       for field, column in columns.items()}
         return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": n + 1, "p": laws["p"], "proposals": entries}
-
-
-def _name(temperature: float) -> str:
-    """The name of a temperature in records and random keys."""
-    return f"{temperature:g}"
-
-
-def _digits(values: "np.ndarray | torch.Tensor") -> list[float]:
-    """The values rounded to six significant digits, enough for a record."""
-    return [float(f"{value:.6g}") for value in values.tolist()]

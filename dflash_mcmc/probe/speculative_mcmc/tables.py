@@ -266,9 +266,9 @@ BLOCKS = Table("blocks", (
 ))
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
-    ("num_blocks", "measured blocks", lambda of: _num_blocks(measured(of["records"]))),
+    ("num_blocks", "measured blocks", lambda of: sum(record["blocks"] for record in measured(of["records"]))),
     ("num_predicted_tokens", "predicted tokens: all of a block but the known one",
-     lambda of: _num_tokens(measured(of["records"]))),
+     lambda of: sum(record["blocks"] * (record["block_size"] - 1) for record in measured(of["records"]))),
     ("acceptance_floor", "mean simulated acceptance of useless proposals, with so many samples",
      lambda of: acceptance_floor(of["num_samples"])),
 ))
@@ -284,14 +284,6 @@ SHARPEST = Table("values", (  # of the blocks of the draft at its lowest tempera
 ))
 ALL = (VALUES, SHARPEST, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS,
        THROUGHPUT, STRATA, BLOCKS)
-
-
-def _num_blocks(kept: list[dict]) -> int:
-    return sum(record["blocks"] for record in kept)
-
-
-def _num_tokens(kept: list[dict]) -> int:
-    return sum(record["blocks"] * (record["block_size"] - 1) for record in kept)
 
 
 def summary(records: list[dict], num_samples: int, position_edges: Sequence[int], timed_rows: int) -> Summary:

@@ -7,12 +7,14 @@ been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax"): "max
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -20,7 +22,11 @@ from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.engine.batching.logits_processor import Weights
+    from dflash_mcmc.engine.speculative.rules import BlockRandom, Speculation, Verdict
 
 # The pair of laws of the document's table. At this seed argmax_proposal deviates as much; the median of 1,000 seeds is 0.19.
 _LAW_SEED, _TARGET_SPREAD, _DRAFT_SPREAD = 890, 1.5, 2.0
@@ -52,10 +58,6 @@ class RejectionSampling(Probe):
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
 
-    def sources(self) -> tuple[str, ...]:
-        """See `Probe.sources`. The records depend on no model, draft or prompt."""
-        return ("probe",)
-
     def units(self, config: Settings) -> list[Unit]:
         return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
@@ -64,16 +66,27 @@ class RejectionSampling(Probe):
         return UnitCost(0.0)
 
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
-        from dflash_mcmc.probe.rejection_sampling import samplers
+        """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted.
 
-        key, size = Key(config.seed).fold_in("rejection_sampling"), self.chunk_size
-        drawn = samplers.TokenDraws(self.logits(), self.temperature, key, work.device)
+        A draw depends on its number alone, not on its chunk.
+        """
+        import torch
+
+        from dflash_mcmc.engine.speculative.rules import Noise, Uniforms
+
+        size, samplers, law = self.chunk_size, samplers_by_name(), SamplingParams(self.temperature)
+        target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
         for unit in work:
             counts, accepted = {}, {}
-            for name in drawn.samplers:
-                tokens, accepted[name] = drawn.draw(name, unit.chain * size, (unit.chain + 1) * size)
-                counts[name] = tokens.bincount(minlength=self.vocab_size).tolist()
+            start, stop = unit.chain * size, (unit.chain + 1) * size
+            for name, sampler in samplers.items():
+                key = Key(config.seed).fold_in("rejection_sampling").fold_in(name)
+                tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
+                chance = Uniforms(*(torch.from_numpy(values).to(work.device)
+                                    for values in (tokens, *Noise.of(key, start, stop, 1))))
+                judged = verdict(sampler, (target, draft), law, chance, size)
+                counts[name] = judged.tokens[:, 0].bincount(minlength=self.vocab_size).tolist()
+                accepted[name] = int(judged.accepted.sum())
             yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
@@ -143,6 +156,47 @@ class RejectionSampling(Probe):
         from dflash_mcmc.engine.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
+
+
+_ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
+"""Faults that this probe does not measure."""
+
+
+def samplers_by_name() -> "dict[str, Speculation]":
+    """The decoders by name, correct (`decoder`) and with each fault that this probe measures (`decoder fault`).
+
+    All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
+    uses separate uniforms.
+    """
+    from dflash_mcmc.engine.speculative import rules
+
+    samplers, drafter = {}, SimpleNamespace(num_drafted=1, has_density=True)
+    for decoder, rule, faults in (("speculative_rejection", rules.reject, rules.REJECTION),
+                                  ("speculative_match", rules.match, rules.MATCH)):
+        for name, (wrong, fault) in {"": (None, rules.Fault()), **faults}.items():
+            if name not in _ELSEWHERE:
+                samplers[f"{decoder} {name}".strip()] = rules.Speculation(
+                    wrong or rule, drafter, shared_noise=rule is rules.match, temperature=None, noisy=True, fault=fault)
+    return samplers
+
+
+def verdict(sampler: "Speculation", logits: "tuple[torch.Tensor, torch.Tensor]", law: SamplingParams, chance: "BlockRandom",
+            rows: int) -> "Verdict":
+    """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
+    import torch
+
+    from dflash_mcmc.engine.batching import logits_processor as laws
+    from dflash_mcmc.engine.speculative.rules import Block
+
+    def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> "Weights":
+        return laws.weigh(laws.process(logits.expand(count, -1), law, laws.NO_HISTORY))
+
+    target, draft = logits
+    weights = weigh(draft, sampler.draft_params(law), rows)
+    drafted = sampler.draft(weights, chance, 0)
+    judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
+    first = torch.ones(rows, dtype=torch.bool, device=target.device)
+    return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
 
 
 _LEAST_EXPECTED = 5.0
