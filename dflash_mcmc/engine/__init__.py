@@ -76,3 +76,22 @@ class Engine(Component):
     def prompt_encoder(self, config: Settings) -> "PromptEncoder | None":
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()
+
+
+class DelegatedEngine(Engine):
+    """Base class of engines whose weights another package or program loads (`batching/elsewhere.py`)."""
+
+    __slots__ = ()
+
+    plans_memory: ClassVar[bool] = False
+    rounds_otherwise: ClassVar[bool] = True
+
+    def resource(self, target: Any) -> object:
+        """The class: a process has one engine of vLLM, and a run has the requests of a process to itself."""
+        return type(self)
+
+    def prompt_encoder(self, config: Settings) -> "PromptEncoder | None":
+        """The tokenizer, and the positions of the model without regard to sliding windows, which these engines compute."""
+        from dflash_mcmc.engine.batching import elsewhere
+
+        return elsewhere.prompt_encoder(config.model)

@@ -20,7 +20,7 @@ import torch
 
 from dflash_mcmc.blend import Blend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process, text_of
+from dflash_mcmc.engine.batching.logits_processor import history_along, process
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import log_probability
@@ -245,7 +245,7 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
               near: Rounding) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
-    history = history_of(logits, prompt, tokens, law, piece)
+    history = history_along([law], np.concatenate([prompt, tokens]), len(prompt), len(prompt) + piece.start, logits)
     kept = process(logits, law, history)
     log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
     best = kept.argmax(dim=-1)
@@ -410,23 +410,6 @@ def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torc
     mass, least = (values * (values >= least)).sum(dim=-1), least[:, 0]
     unknown = least <= values[:, -1]  # the set may be larger than what was sorted: such a row pays nothing
     return torch.where(unknown, 1.0, mass), torch.where(unknown, 0.0, least)
-
-
-def history_of(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> History:
-    """The earlier tokens of each row, as far as the law needs them."""
-    if law.function is not None:
-        return text_of(np.concatenate([prompt, tokens]), len(prompt) + piece.start, len(tokens[piece]), logits.device)
-    if not law.has_penalty:
-        return History()
-    counts, rows = counts_of(tokens[: piece.start], logits[0]), []
-    seen = counts_of(prompt, logits[0])
-    if law.counts_prompt:
-        counts += seen
-    for token in tokens[piece]:
-        rows.append(counts.clone())
-        counts[token] += 1.0
-    stacked = torch.stack(rows)
-    return History(seen=(stacked + seen) > 0, counts=stacked)
 
 
 class Audit(NamedTuple):

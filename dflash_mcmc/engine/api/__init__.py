@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine import DelegatedEngine
 from dflash_mcmc.engine.batching.interface import ChainRunner
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.process.http import check_url
@@ -24,11 +23,9 @@ _REQUESTS = 16
 
 @register("engine", "api")
 @dataclass(slots=True, kw_only=True)
-class Api(Engine):
+class Api(DelegatedEngine):
     """A server that draws suffixes and tells their log probabilities; model.path has the tokenizer alone."""
 
-    plans_memory: ClassVar[bool] = False
-    rounds_otherwise: ClassVar[bool] = True
     takes_potential: ClassVar[bool] = True
     is_remote: ClassVar[bool] = True
     needs = (*(Need(f"{group}.is_null", why=", or engine=slots, which reads layers and runs drafts")
@@ -87,16 +84,6 @@ class Api(Engine):
         target = elsewhere.read(files.folder, "auto", "cpu", config.model.tokenizer())
         limits = [limit for limit in (target.max_positions, Endpoint(self).longest) if limit]
         return target._replace(max_positions=min(limits, default=None))
-
-    def resource(self, target: "UnloadedTarget") -> object:
-        """This class: a run has the requests of a process to itself."""
-        return Api
-
-    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
-        """The tokenizer, and the positions of the model without regard to sliding windows, which servers compute."""
-        from dflash_mcmc.engine.batching import elsewhere
-
-        return elsewhere.prompt_encoder(config.model)
 
     def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
               second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:

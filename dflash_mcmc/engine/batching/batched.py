@@ -170,9 +170,6 @@ class BatchedEngine(ChainRunner):
         """Sets the counters to zero."""
         self._meter.counters = Counters()
 
-    def close(self) -> None:
-        """Does nothing: all that this engine holds is memory of this process."""
-
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         self._memory.reset()
@@ -183,7 +180,7 @@ class BatchedEngine(ChainRunner):
                               self._meter)
         with self._memory.runner.ready(self._few_rows):
             yield from scheduler.fill()
-            while scheduler.has_work:
+            while scheduler.running or scheduler.paused:  # rows that draw, or chains that wait for a turn
                 yield from scheduler.end_steps(self._step(scheduler)) if scheduler.running else scheduler.fill()
                 yield None
                 if self._dropped:

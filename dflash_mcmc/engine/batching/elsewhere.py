@@ -33,9 +33,8 @@ class UnloadedTarget(NamedTuple):
         config: the configuration of transformers, of the text model.
         max_positions: longest sequence, prompt included. A sliding window is no limit, since these engines compute it.
         vocab_size: number of logits.
-        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        stop_ids, stop_strings: see `LanguageModel`.
         forbidden: ids without a token (padding rows of the head), which can never be drawn.
-        stop_strings: strings that end a generation; None for none.
     """
 
     folder: Path

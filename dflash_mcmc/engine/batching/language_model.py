@@ -19,16 +19,8 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_mcmc.engine.batching import attention, linear, recurrent_state
+from dflash_mcmc.engine.batching import cache as caches
 from dflash_mcmc.engine.batching.attention import unmasked_types
-from dflash_mcmc.engine.batching.cache import (
-    LINEAR,
-    CacheShape,
-    KVCache,
-    RecurrentShape,
-    cache_argument,
-    recurrent_shape,
-    round_up,
-)
 from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
@@ -42,7 +34,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.gpu import GpuLoop
 
 _REASONS = {
-    LINEAR: "a recurrent state, which cannot be rolled back",
+    caches.LINEAR: "a recurrent state, which cannot be rolled back",
     "conv": "a state, which cannot be rolled back",
     "hybrid": "attention beside a recurrent state, which cannot be rolled back",
     "hybrid_sliding": "attention beside a recurrent state, which cannot be rolled back",
@@ -61,8 +53,8 @@ def refused(model: Any, what: str, allowed: str) -> UserError:
 
 def _refused_layers(model: Any, config: Any) -> str | None:
     """The kind of the layers that are not computed here, with the reason; None if there are none."""
-    computed = recurrent_shape(config, torch.float32) is not None
-    types = sorted(unmasked_types(config) - ({LINEAR} if computed else set()))
+    computed = caches.recurrent_shape(config, torch.float32) is not None
+    types = sorted(unmasked_types(config) - ({caches.LINEAR} if computed else set()))
     if types:
         return f"{' and '.join(types)} layers ({_REASONS.get(types[0], 'a cache of another form')})"
     if getattr(model, "_is_stateful", False) and not computed:
@@ -98,7 +90,7 @@ def batch_invariant_experts(module: Any, hidden: torch.Tensor, chosen: torch.Ten
     for expert in numbers.unique().tolist():
         pairs = (numbers == expert).nonzero()[:, 0]
         rows = hidden[pairs // chosen.shape[1]]
-        padded = torch.nn.functional.pad(rows, (0, 0, 0, round_up(len(rows), _ROW_STEP) - len(rows)))
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, caches.round_up(len(rows), _ROW_STEP) - len(rows)))
         inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", expert, padded)
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         output = _linear(module, "down_proj", expert, inner)
@@ -157,7 +149,7 @@ class LanguageModel:
                           "linear attention of Qwen3-Next and Qwen3.5, in every layer")
         self.decoder = model.model if model.base_model is model else model.base_model
         self.head = model.get_output_embeddings()
-        self._cache_argument = cache_argument(self.decoder)
+        self._cache_argument = caches.cache_argument(self.decoder)
         self._loop: linear.LayerLoop | GpuLoop | None = None
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
@@ -171,7 +163,7 @@ class LanguageModel:
         self.changes_scores = attention.changes_scores(self.config)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.has_experts = any(hasattr(module, "has_post_expert_norm") for module in self.decoder.modules())
-        recurrent = recurrent_shape(self.config, self.dtype)
+        recurrent = caches.recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[layer].linear_attn for layer in recurrent.layers] if recurrent else []
         recurrent_state.install(self.recurrent_nets)
         self.uncaptured: str | None = None
@@ -230,7 +222,7 @@ class LanguageModel:
             options: what else the decoder takes, `position_ids` and `attention_mask`.
         """
         loop = self.loop_under(self.config._attn_implementation)
-        if loop is not None and isinstance(cache, KVCache):
+        if loop is not None and isinstance(cache, caches.KVCache):
             return loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state
@@ -345,7 +337,7 @@ class LanguageModel:
             except Exception as error:  # Triton compiles for this GPU now, which fails in many ways
                 note(f"layers: modules of transformers and not this package's loop, because {reason_of(error, 300)}")
 
-    def _measured_cache(self, model: torch.nn.Module, recurrent: RecurrentShape | None) -> CacheShape:
+    def _measured_cache(self, model: torch.nn.Module, recurrent: caches.RecurrentShape | None) -> caches.CacheShape:
         """The shape of what a token leaves in the cache of `transformers`."""
         cache = DynamicCache(config=self.config)
         with torch.inference_mode():
@@ -356,7 +348,7 @@ class LanguageModel:
         if len(shapes) > 1:
             raise refused(model, "has layers whose keys differ in shape",
                           "the same number of key heads and the same dimensions in every layer")
-        return CacheShape(len(layers), *shapes.pop(), recurrent)
+        return caches.CacheShape(len(layers), *shapes.pop(), recurrent)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]

@@ -94,10 +94,19 @@ def history_of(every: Sequence[SamplingParams], before: Sequence[tuple[Sequence[
     return History(seen, counts)
 
 
-def text_of(sequence: np.ndarray, start: int, count: int, device: torch.device) -> History:
-    """The tokens before each of the `count` places from `start` on of a sequence, int64 (n,)."""
-    tokens = torch.from_numpy(np.asarray(sequence, dtype=np.int64)).to(device)
-    return History(tokens=tokens.expand(count, -1), lengths=torch.arange(start, start + count, device=device))
+def history_along(every: Sequence[SamplingParams], sequence: np.ndarray, origin: int, start: int,
+                  like: torch.Tensor) -> History:
+    """What these laws read before each of the places from `start` on of a sequence, int64 (n,).
+
+    Args:
+        origin: number of tokens of the sequence's prompt.
+        like: see `history_of`; it has a row for each place.
+    """
+    history = history_of(every, [(sequence[: start + row], origin) for row in range(len(like))], like)
+    if not any(params.function for params in every):
+        return history
+    tokens, lengths = torch.from_numpy(sequence).to(like.device), torch.arange(start, start + len(like), device=like.device)
+    return history._replace(tokens=tokens.expand(len(like), -1), lengths=lengths)
 
 
 NO_HISTORY = History()

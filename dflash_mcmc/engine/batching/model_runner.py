@@ -55,23 +55,22 @@ class SecondPrompts:
     Args:
         prompts: second prompts, int64 (n,), by the bytes of the first ones, which are as long or longer and end in the same
             token.
+
+    Attributes:
+        skipped: int64 (rows,), the number of positions before the second prompt of each row.
     """
 
     def __init__(self, prompts: Mapping[bytes, np.ndarray], num_rows: int, device: torch.device):
         self._prompts = prompts
-        self._skipped = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.skipped = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def begin(self, row: int, prompt: np.ndarray) -> None:
         """Notes the prompt of an operation that begins in a row."""
-        self._skipped[row] = len(prompt) - len(self._prompts[prompt.tobytes()])
+        self.skipped[row] = len(prompt) - len(self._prompts[prompt.tobytes()])
 
     def swap(self, a: int, b: int) -> None:
         """Exchanges two rows."""
-        self._skipped[[a, b]] = self._skipped[[b, a]]
-
-    def of_step(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> Beside:
-        """For a step, which feeds the prompt's last token and later ones: the same tokens."""
-        return tokens, self._skipped[rows]
+        self.skipped[[a, b]] = self.skipped[[b, a]]
 
     def of_spans(self, prompts: Sequence[np.ndarray], first: np.ndarray, tokens: np.ndarray) -> Beside:
         """For pieces that begin at positions `first`, int64 (rows,), of sequences with these first prompts."""
@@ -82,7 +81,7 @@ class SecondPrompts:
             at = np.arange(first[row], first[row] + tokens.shape[1])
             inside = (at >= skipped[row]) & (at < len(prompt))
             fed[row, inside] = second[at[inside] - skipped[row]]
-        device = self._skipped.device
+        device = self.skipped.device
         return torch.from_numpy(fed).to(device), torch.from_numpy(skipped).to(device)
 
 
@@ -160,12 +159,12 @@ class ModelRunner:
             tokens, positions: int64 (rows, queries).
             key_length: larger than every position.
             window: number of tokens that each query attends to, itself included; None for all.
-            beside: what a companion under another prompt is fed; None for what `SecondPrompts.of_step` gives.
+            beside: what a companion under another prompt is fed; None for the same tokens, which follow its prompt.
             is_block: whether the tokens are blocks of the drafter. A model that drafts does not read them again.
         """
         if self.companion is not None:
             if self.second is not None and beside is None:
-                beside = self.second.of_step(rows, tokens)
+                beside = tokens, self.second.skipped[rows]
             fed, skipped = (tokens, None) if beside is None else beside
             self._beside = [self.companion._forward(cache.chain()[-1], rows, fed, positions, key_length, window, skipped)]
         if self.drafting is not None:
@@ -394,10 +393,7 @@ def _scored_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.nd
     values = logits[score.source]
     targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
     every, origin = (score.params, *score.laws), len(score.trajectory.prompt)
-    history = laws.history_of(every, [(sequence[: first + 1 + offset], origin) for offset in range(len(values))], values)
-    if any(params.function for params in every):
-        text = laws.text_of(sequence, first + 1, len(values), values.device)
-        history = text._replace(seen=history.seen, counts=history.counts)
+    history = laws.history_along(every, sequence, origin, first + 1, values)
     weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
     further = values[:, :0].double()
     if num_columns(score):

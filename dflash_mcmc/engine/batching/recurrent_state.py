@@ -29,24 +29,15 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from dflash_mcmc.engine.batching.cache import (
-    PIECE,
-    CacheLayer,
-    CacheShape,
-    KVCache,
-    RecurrentShape,
-    RecurrentStates,
-    exchange,
-    round_up,
-)
+from dflash_mcmc.engine.batching import cache as caches
 
 _UNKNOWN = -1
 
 
-class RecurrentLayer(CacheLayer):
+class RecurrentLayer(caches.CacheLayer):
     """One recurrent layer of a `HybridCache`. `mix` reads and writes its states in each forward."""
 
-    def __init__(self, cache: "HybridCache", number: int, shape: RecurrentShape, device: torch.device):
+    def __init__(self, cache: "HybridCache", number: int, shape: caches.RecurrentShape, device: torch.device):
         super().__init__(shape.dtype, device, cache.length)
         self._cache, self._number = cache, number
 
@@ -76,7 +67,7 @@ class RecurrentLayer(CacheLayer):
             cache.recent.put(number, row, at, windows[index], matrices[index])
 
 
-class HybridCache(KVCache):
+class HybridCache(caches.KVCache):
     """A cache for a model in which some layers are recurrent.
 
     Args:
@@ -96,8 +87,8 @@ class HybridCache(KVCache):
 
     recurrent = True
 
-    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
-                 companions: tuple[CacheShape, ...] = (), every: int = 1, num_recent: int = 2):
+    def __init__(self, shape: caches.CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
+                 companions: tuple[caches.CacheShape, ...] = (), every: int = 1, num_recent: int = 2):
         super().__init__(shape, num_rows, length, device, companions)
         if shape.recurrent is None:
             raise ValueError("this model has no recurrent layers")
@@ -105,12 +96,12 @@ class HybridCache(KVCache):
         sizes = len(recurrent.layers), num_rows, length, recurrent.width
         self.inputs = torch.zeros(sizes, dtype=recurrent.dtype, device=device)
         self.every, self.num_recent = every, num_recent
-        self.snapshots = RecurrentStates(recurrent, num_rows, length // every + 1, device)
-        self.recent = RecurrentStates(recurrent, num_rows, num_recent, device)
+        self.snapshots = caches.RecurrentStates(recurrent, num_rows, length // every + 1, device)
+        self.recent = caches.RecurrentStates(recurrent, num_rows, num_recent, device)
         self.known = np.zeros(num_rows, np.int64)
         self.spans: np.ndarray | None = None
         self.row_ids = self.positions = torch.empty(0)
-        layers: list[CacheLayer] = list(self.kv_layers)
+        layers: list[caches.CacheLayer] = list(self.kv_layers)
         for index, layer in enumerate(recurrent.layers):  # in ascending order, so that each lands at its place
             layers.insert(layer, RecurrentLayer(self, index, recurrent, torch.device(device)))
         self.layers = [*layers]
@@ -141,7 +132,7 @@ class HybridCache(KVCache):
                 self.snapshots.copy(row, number, self.recent, row, number * self.every % self.num_recent)
         self.known[: len(after)] = after
 
-    def copy(self, source: KVCache, source_row: int, row: int, start: int, stop: int) -> None:
+    def copy(self, source: caches.KVCache, source_row: int, row: int, start: int, stop: int) -> None:
         """See `KVCache`. States at positions `start + 1` to `stop` are copied too, as far as the source has them."""
         super().copy(source, source_row, row, start, stop)
         if not isinstance(source, HybridCache):
@@ -168,7 +159,7 @@ class HybridCache(KVCache):
         length, known = max(length_a, length_b), self.known[[b, a]]
         super().swap(a, b, length_a, length_b)
         if length_a and length_b:  # else one row has been copied over the other
-            exchange(self.inputs[:, a, :length], self.inputs[:, b, :length])
+            caches.exchange(self.inputs[:, a, :length], self.inputs[:, b, :length])
             self.snapshots.swap(a, b, length // self.every + 1)
         self.recent.swap(a, b, self.num_recent)
         self.known[[a, b]] = known
@@ -228,12 +219,12 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
     numbers = positions // cache.every
     start = numbers * cache.every
     row_ids, counts, kept = (torch.from_numpy(array).to(device) for array in (rows, positions - start, numbers))
-    longest = round_up(int((positions - start).max()), _ROW_STEP)
+    longest = caches.round_up(int((positions - start).max()), _ROW_STEP)
     at = torch.from_numpy(np.minimum(start[:, None] + np.arange(longest), cache.length - 1)).to(device)
     for layer, net in enumerate(nets):
         windows, matrices = cache.snapshots.get(layer, row_ids, kept)
-        for first in range(0, longest, PIECE):
-            inputs = cache.inputs[layer][row_ids[:, None], at[:, first : first + PIECE]]
+        for first in range(0, longest, caches.PIECE):
+            inputs = cache.inputs[layer][row_ids[:, None], at[:, first : first + caches.PIECE]]
             windows, matrices = _advance(net, inputs, windows, matrices, counts - first)
         cache.recent.put(layer, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)
     cache.known[rows] = positions

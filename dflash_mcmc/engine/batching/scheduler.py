@@ -11,23 +11,12 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching import rows as row_state
 from dflash_mcmc.engine.batching.cache import Ladder, chunks
 from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, Next, RequestPart, Slot, SlotMemory
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import Span, scores
-from dflash_mcmc.engine.batching.rows import (
-    DrawnTokens,
-    Group,
-    Limit,
-    RowProgress,
-    Rows,
-    SharedForwards,
-    Start,
-    Status,
-    Stepper,
-    num_columns,
-    split_columns,
-)
+from dflash_mcmc.engine.batching.rows import Group, Rows, Start, Status, Stepper
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.rules import Noise, Speculation
 from dflash_mcmc.engine.speculative.steps import Tracer
@@ -67,11 +56,6 @@ class Scheduler(ChainPool):
         self._seconds_ahead = 0.0  # the latest reading's seconds, divided among the chains that it was for
 
     @property
-    def has_work(self) -> bool:
-        """Whether there are rows that draw, or chains that wait for a turn."""
-        return bool(self.running or self.paused)
-
-    @property
     def busy_slots(self) -> int:
         """The number of rows while chains may wait; 0 afterwards."""
         return len(self._slots) if self._ahead or self.more else 0
@@ -86,7 +70,7 @@ class Scheduler(ChainPool):
         self.running = self._arrange()
         return self.take_finished()
 
-    def end_steps(self, progress: RowProgress) -> list[Finished]:
+    def end_steps(self, progress: row_state.RowProgress) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         parted = np.flatnonzero(progress.status == Status.DIVERGED).tolist()
         ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.DIVERGED)).tolist()
@@ -236,11 +220,11 @@ class Scheduler(ChainPool):
             self._memory.fill(slot)
         uniforms = draw.uniforms()[base.length - draw.trajectory.length :]
         start = Start(row, int(sequence[-1]), len(sequence), origin + draw.horizon - 1, origin, uniforms,
-                      Limit.of(draw, base), self._runner.endings.begin(draw, base.tokens))
+                      row_state.Limit.of(draw, base), self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
-        rows.reserve_columns(num_columns(draw))
+        rows.reserve_columns(row_state.num_columns(draw))
         # The tokens that drafters and laws read. A step itself writes only those that it draws.
         every = (draw.params, *draw.laws)
         calls = any(params.function for params in every)
@@ -256,12 +240,12 @@ class Scheduler(ChainPool):
             rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
         self._loop.begin(slot, start, draw)
 
-    def _collected(self, slot: Slot, part: RequestPart, drawn: DrawnTokens) -> Trajectory:
+    def _collected(self, slot: Slot, part: RequestPart, drawn: row_state.DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended."""
         asked, base = part.operation, part.base
         ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
-                               *split_columns(asked, drawn.columns))
+                               *row_state.split_columns(asked, drawn.columns))
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
@@ -304,7 +288,7 @@ class Scheduler(ChainPool):
             log_p, log_q, interval, columns = result
             ended = self._runner.endings.ended(score, sequence[origin:])
             slot.work.answer = score.trajectory.extended(sequence[start:], log_p, log_q, interval, ended,
-                                                         *split_columns(score, columns))
+                                                         *row_state.split_columns(score, columns))
             answered.append(slot)
         for slot in slots:
             if slot in answered:
@@ -414,14 +398,13 @@ class DecodeLoop:
         self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
         self._idle = np.zeros(rows.num_rows, np.int64)  # the position at which each row is idle, or -1
-        self.groups: tuple[Group, ...] | None = None  # laws of the rows; None where they are not known
-        self._num_fed = 0
-        self._riders: SharedForwards | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forgets all draws."""
-        self.groups, self._num_fed, self._riders = None, 0, None
+        self.groups: tuple[Group, ...] | None = None  # laws of the rows; None where they are not known
+        self._riders: row_state.SharedForwards | None = None
+        self._num_fed = 0
         self.rows.idle(slice(None))
         self._idle[:] = 0
 
@@ -458,9 +441,9 @@ class DecodeLoop:
             for row in range(num_fed, len(leader)):
                 rides = slots[row].leader if row < len(slots) else None
                 leader[row] = 0 if rides is None else rides.row_number
-            self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
+            self._riders = row_state.SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
 
-    def run(self, slots: Sequence[Slot]) -> tuple[RowProgress, int]:
+    def run(self, slots: Sequence[Slot]) -> tuple[row_state.RowProgress, int]:
         """Writes the state of the draws that begin, and steps the live slots until the next check.
 
         Returns the progress of their rows, and the steps since the last check, summed over rows.

@@ -27,23 +27,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching import rows as row_state
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import (
-    Group,
-    Proposal,
-    RowCounts,
-    Rows,
-    SharedForwards,
-    Status,
-    Stepper,
-    below_floor,
-    columns_of_groups,
-    commit,
-    num_columns,
-    processed,
-)
+from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Block, Speculation, Uniforms, Verdict, joined
@@ -80,7 +68,7 @@ class PlainSteps(Stepper):
             # A rider has the logits of its leader. Sources that share a tensor still share one.
             ridden = {id(values): values[riders.leader] for values in logits.values()}
             logits = {name: ridden[id(values)] for name, values in logits.items()}
-        if self.runner.model.takes_ranges and logits.keys() == {"blended"} and not any(map(num_columns, groups)):
+        if self.runner.model.takes_ranges and logits.keys() == {"blended"} and not any(map(row_state.num_columns, groups)):
             from dflash_mcmc.engine.batching import gpu  # Triton has packages for Linux alone
 
             tokens = gpu.drawn(state, logits["blended"], groups, self.runner.endings)
@@ -102,14 +90,14 @@ class PlainSteps(Stepper):
         if len(groups) == 1 and groups[0].params.temperature == 0.0:
             tokens, interval, log_q = laws.draw_certain(logits[groups[0].source], groups[0].params, history)
         else:
-            own = processed(logits, groups, 1, history)
+            own = row_state.processed(logits, groups, 1, history)
             weights = target if own is target.logits else laws.weigh(own)  # the target's own are known
             tokens, interval = laws.draw(weights, state.uniforms[rows, at])
             log_q = weights.log_probability(tokens)
         failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
-        further = columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
+        further = row_state.columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
         if further is not None:
             failed |= further.isnan().any(dim=1)
         live = status == Status.LIVE
@@ -132,7 +120,7 @@ class PlainSteps(Stepper):
         after = Status.DONE * ended
         if state.has_floors:
             state.weight[:batch] += torch.where(drawn, state.alpha[:batch] * scores[:, 0] - scores[:, 1], 0.0)
-            below = below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
+            below = row_state.below_floor(state, at[:, None], state.weight[:batch, None])[:, 0]
             after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
         after = torch.where(failed, Status.FAILED, after)
         state.status[:batch] = torch.where(live, after, status)
@@ -208,7 +196,7 @@ class Speculator(StepsOfBlocks):
         self.speculation, self.drafter, self.walks = speculation, speculation.drafter, list[BlockTrace]()
         self.window = speculation.fault.window
 
-    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: row_state.RowCounts) -> dict[str, int]:
         drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
         extra = drafted if self.drafter.target_forwards else 0
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
@@ -237,7 +225,7 @@ class Speculator(StepsOfBlocks):
         logits = self.runner.logits(hidden.flatten(0, 1), [tap.flatten(0, 1) for tap in self.runner.tapped], sources)
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
-        own = processed(logits, groups, self.reach, history)
+        own = row_state.processed(logits, groups, self.reach, history)
         weights = target if own is target.logits else laws.weigh(own)
         block = Block(proposed, weights, draft, position + 1 == state.origin[:batch])
         verdict = self.speculation.rule(block, uniforms)
@@ -248,12 +236,14 @@ class Speculator(StepsOfBlocks):
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
-        further = columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        width = state.columns.shape[2]
+        further = row_state.columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, width)
         if further is not None:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
-        offer = Proposal(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
-                      None if further is None else further.view(batch, self.tokens_a_step, -1))
-        gained = commit(state, offer, self.runner.endings)
+        offer = row_state.Proposal(
+            positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
+            None if further is None else further.view(batch, self.tokens_a_step, -1))
+        gained = row_state.commit(state, offer, self.runner.endings)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
@@ -269,7 +259,7 @@ class Speculator(StepsOfBlocks):
             if certain:
                 return logits.flatten(0, 1).argmax(dim=-1).view(batch, -1)
             raw = logits.flatten(0, 1)
-            drawn = laws.weigh(processed(raw, groups, logits.shape[1], params_of=self.speculation.draft_params))
+            drawn = laws.weigh(row_state.processed(raw, groups, logits.shape[1], params_of=self.speculation.draft_params))
             weights.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
             return self.speculation.draft(drawn, uniforms, first)
 
@@ -366,7 +356,7 @@ class BlockSteps(StepsOfBlocks):
 
         def draw(logits: torch.Tensor, first: int) -> torch.Tensor:
             slots = slice(first, first + logits.shape[1])
-            parts.append(laws.weigh(processed(logits.flatten(0, 1), groups, logits.shape[1])))
+            parts.append(laws.weigh(row_state.processed(logits.flatten(0, 1), groups, logits.shape[1])))
             drawn, interval = laws.draw(parts[-1], uniforms[:, slots].reshape(-1))
             intervals.append(interval.view(batch, -1, 2))
             return torch.where(taken[:, slots], known[:, slots], drawn.view(batch, -1))
@@ -391,7 +381,7 @@ class BlockSteps(StepsOfBlocks):
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
         target = laws.weigh(self.runner.logits(hidden.flatten(0, 1), tapped, (), said)["blended"])
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
-        own = laws.weigh(processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
+        own = laws.weigh(row_state.processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
         tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
         log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
@@ -403,7 +393,7 @@ class BlockSteps(StepsOfBlocks):
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
         bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
-        commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings)
+        row_state.commit(state, row_state.Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
 
@@ -432,7 +422,7 @@ class MixedSteps(Stepper):
         self.tokens_a_step = max(stepper.tokens_a_step for stepper in self._all)
         self.reach = max(stepper.reach for stepper in self._all)
 
-    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+    def cost(self, group: Group, tokens: int, counts: row_state.RowCounts) -> dict[str, int]:
         return self._of(group).cost(group, tokens, counts)
 
     def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
@@ -466,7 +456,7 @@ class MixedSteps(Stepper):
         """
         if group.source != "draft":
             return self._others
-        return self._tokens if group.has_penalty or num_columns(group) else self._blocks
+        return self._tokens if group.has_penalty or row_state.num_columns(group) else self._blocks
 
 
 def _each(state: Rows, batch: int, parts: _Parts) -> Iterator[tuple[Stepper, tuple[Group, ...], torch.Tensor]]:

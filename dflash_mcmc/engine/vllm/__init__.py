@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from dflash_mcmc.engine import Engine
+from dflash_mcmc.engine import DelegatedEngine
 from dflash_mcmc.engine.batching.interface import ChainRunner
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import Need, name_of, register
@@ -22,11 +21,9 @@ _INSTEAD = "or engine=slots"
 
 @register("engine", "vllm")
 @dataclass(slots=True, kw_only=True)
-class Vllm(Engine):
+class Vllm(DelegatedEngine):
     """vLLM, for models that one GPU or the slots engine cannot hold; draws the same tokens but for rounding."""
 
-    plans_memory: ClassVar[bool] = False
-    rounds_otherwise: ClassVar[bool] = True
     needs = (*(Need(f"{group}.is_null", why=f", {_INSTEAD}, which reads layers and runs drafts")
                for group in ("probe", "decoder")),)
 
@@ -81,16 +78,6 @@ class Vllm(Engine):
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
                             f"with engine=vllm, {_INSTEAD}")
         return elsewhere.read(files.folder, files.dtype, device, config.model.tokenizer())
-
-    def resource(self, target: "UnloadedTarget") -> object:
-        """This class: a process has one engine of vLLM."""
-        return Vllm
-
-    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
-        """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
-        from dflash_mcmc.engine.batching import elsewhere
-
-        return elsewhere.prompt_encoder(config.model)
 
     def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
               second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
