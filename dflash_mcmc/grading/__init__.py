@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
 from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE, GradingPool
@@ -79,7 +80,8 @@ class AnswerGrader(Grader):
 
     def check(self, config: Settings) -> None:
         extraction.rules_of(self.extract, self.sources, self.auto)
-        extraction.check_until(self.until)
+        if not all(self.until):  # an empty text would end every answer at its start
+            raise ConfigError("grader.until", list(self.until), r"texts that are not empty, such as ['\nQuestion:']")
 
     def resolved(self, config: Settings) -> "AnswerGrader":
         """The grader with its extraction rules in their normal form."""

@@ -259,12 +259,6 @@ def rules_of(given: object, known: Sequence[str], auto: tuple[str, ...]) -> tupl
     return names
 
 
-def check_until(until: Sequence[str]) -> None:
-    """Raises ConfigError for an empty text, which would end every answer at its start."""
-    if not all(until):
-        raise ConfigError("grader.until", list(until), r"texts that are not empty, such as ['\nQuestion:']")
-
-
 def plain_number(text: str) -> str:
     """A matched number without currency, spaces and thousands separators: `-$1,234.50` is `-1234.50`."""
     number = re.sub(r"\\?[$€£]\s?", "", text.replace("−", "-"))

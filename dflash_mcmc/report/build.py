@@ -250,10 +250,8 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Args:
         runs: run folders, experiment folders, or globs.
         out: folder to write to. None means `report` in the folder that contains all runs, usually their experiment's.
-        baseline: see `study_of`.
-        pair: see `study_of`.
+        baseline, pair, alphas: see `study_of`.
         lenient: skips corrupt files and corrupt lines, and lists them, instead of raising.
-        alphas: see `study_of`.
         formats: `pdf` for figures and `latex` for tables, beside PNG, SVG and CSV.
 
     Raises a one-line UserError.

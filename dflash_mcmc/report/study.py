@@ -250,16 +250,14 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
         named = listed(list(dict.fromkeys(str(run.identity.get("engine.content")) for run in remote)))
         warnings.append(f"the weights of {listed([run.label for run in remote])} are a server's, which names its model "
                         f"{named}; that the other runs have the same weights is not checked")
+    alone = "differences do not come from the samplers alone"
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
-        ("models", lambda run: [] if run in remote else [run.identity.get("model.content")],
-         "differences do not come from the samplers alone"),
-        ("models", lambda run: [run.identity.get("engine.content")] if run in remote else [],
-         "differences do not come from the samplers alone"),
-        ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences do not come from the samplers alone"),
-        ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")],
-         "differences do not come from the samplers alone"),
+        ("models", lambda run: [] if run in remote else [run.identity.get("model.content")], alone),
+        ("models", lambda run: [run.identity.get("engine.content")] if run in remote else [], alone),
+        ("prompts", lambda run: [run.identity.get("dataset.prompt")], alone),
+        ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")], alone),
         ("versions of torch or transformers", lambda run: [
             " ".join(f"{name} {session['packages'].get(name)}" for name in ("torch", "transformers"))
             for session in run.sessions if isinstance(session.get("packages"), dict)],

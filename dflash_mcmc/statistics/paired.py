@@ -171,9 +171,6 @@ def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o1
     return Interaction(cells, effect)
 
 
-_PERMUTATIONS = 9999
-
-
 class Agreement(NamedTuple):
     """The comparison of a number, such as log p, between the samples of two runs."""
 
@@ -197,18 +194,18 @@ def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
     if not shared:
         return None
     generator = np.random.default_rng(0)
-    observed, permuted = 0.0, np.zeros(_PERMUTATIONS)
+    observed, permuted = 0.0, np.zeros(_RESAMPLES)
     for problem in shared:
         count = len(a[problem])
         pooled = np.array([*a[problem], *b[problem]], dtype=np.float64)
         rest = len(pooled) - count
         observed += pooled[:count].mean() - pooled[count:].mean()
-        first = generator.permuted(np.tile(pooled, (_PERMUTATIONS, 1)), axis=1)[:, :count].sum(axis=1)
+        first = generator.permuted(np.tile(pooled, (_RESAMPLES, 1)), axis=1)[:, :count].sum(axis=1)
         permuted += first / count - (pooled.sum() - first) / rest
     # Sums in another order differ in their last bits. A permutation that restores the observed labels must count.
     at_least = int(np.sum(np.abs(permuted) >= abs(observed) - 1e-9 * (1.0 + abs(observed))))
     return Agreement(len(shared), sum(len(a[problem]) for problem in shared), sum(len(b[problem]) for problem in shared),
-                     observed / len(shared), (1 + at_least) / (1 + _PERMUTATIONS))
+                     observed / len(shared), (1 + at_least) / (1 + _RESAMPLES))
 
 
 class VarianceParts(NamedTuple):

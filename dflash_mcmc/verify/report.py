@@ -150,10 +150,7 @@ def values(found: Audit) -> dict[str, object]:
 
 
 def _course(found: Audit) -> "Figure":
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(7.5, 3.4), layout="constrained")
-    axes = made.subplots()
+    made, (axes,) = style.panels((7.5, 3.4))
     colour = style.WRONG if found.is_red else style.RIGHT
     axes.plot(found.course[:, 0], found.course[:, 1], color=colour)
     axes.axhline(-math.log10(found.level), color=style.INK, linewidth=0.9, linestyle="--", label="red from here on")
