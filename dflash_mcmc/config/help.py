@@ -31,6 +31,7 @@ Other programs: dflash-mcmc NAME ... or python -m dflash_mcmc.NAME ..., each wit
   {programs}
 """
 _FIRST = ("greedy", "temp", "ps", "blend_ps")
+_OF_FIELDS = "A field is set by FIELD=VALUE. Fields marked identity change the result; fields marked runtime do not."
 PROGRAMS = {"report": "a page of any runs", "compare": "paired statistics of anybody's logs",
             "fetch": "models and drafts by name", "regrade": "grades again",
             "verify": "audits an engine", "serve": "an OpenAI server", "grid": "sweeps on SLURM", "train": "a model or draft"}
@@ -68,7 +69,7 @@ def text_for(arguments: Sequence[str]) -> str:
         if group not in groups:
             raise UserError(f"--help: given {group!r}{did_you_mean(group, groups)}; allowed: {', '.join(groups)}")
     if named:
-        return "".join(_text_of(group, groups[group]) for group in named)
+        return "".join(_text_of(group, groups[group]) for group in named) + f"\n{_OF_FIELDS}\n"
     width = max(map(len, groups))
     shown = {group: "  ".join(names) for group, names in groups.items()}
     first = [name for name in _FIRST if name in groups["condition"]]
@@ -96,8 +97,7 @@ def _short(file: Path) -> str:
 def usage_of(description: str, plans: dict[str, type]) -> str:
     """The description, then the fields of each plan below its heading. `plans` maps headings to configuration classes."""
     sections = ["\n".join([f"{heading}:", *field_lines(plan)]) for heading, plan in plans.items()]
-    note = "A field is set by FIELD=VALUE. Fields marked identity change the result; fields marked runtime do not."
-    return "\n\n".join([description.strip(), *sections, note])
+    return "\n\n".join([description.strip(), *sections, _OF_FIELDS])
 
 
 def field_lines(plan: type) -> list[str]:
