@@ -269,11 +269,11 @@ class SlotMemory:
                  options: Options, ladder: Ladder, padding: int, longest: int):
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
-        self.reset()
+        self._unread: list[Slot] = []
 
     def reset(self) -> None:
         """Forgets the pending reads of an earlier run."""
-        self._unread: list[Slot] = []
+        self._unread = []
 
     def reserve(self, length: int) -> None:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""

@@ -398,13 +398,13 @@ class DecodeLoop:
         self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
         self._idle = np.zeros(rows.num_rows, np.int64)  # the position at which each row is idle, or -1
-        self.reset()
+        self.groups: tuple[Group, ...] | None = None  # laws of the rows; None where they are not known
+        self._num_fed = 0
+        self._riders: row_state.SharedForwards | None = None
 
     def reset(self) -> None:
         """Forgets all draws."""
-        self.groups: tuple[Group, ...] | None = None  # laws of the rows; None where they are not known
-        self._riders: row_state.SharedForwards | None = None
-        self._num_fed = 0
+        self.groups, self._num_fed, self._riders = None, 0, None
         self.rows.idle(slice(None))
         self._idle[:] = 0
 

@@ -1,20 +1,32 @@
 """The target of vLLM and the settings that it is started with, from a checkpoint's files: vLLM's workers load the weights."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
-from dflash_mcmc.engine.vllm import Vllm
 from dflash_mcmc.engine.vllm.core import arguments
 from dflash_mcmc.engine.vllm.drawing import BLENDED
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.settings import Settings
+
+
+class VllmFields(Protocol):
+    """The fields of the component `engine=vllm` that its start reads."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    enable_expert_parallel: bool
+    block_size: int | None
+    enforce_eager: bool
+    kv_cache_dtype: str
+    float32_head: bool
+
 
 _MOST_CHAINS = 256
 """Chains in progress where `hardware.num_slots` is null and the memory holds more."""
@@ -53,7 +65,7 @@ def fitting(chains: int, requests: float, width: int) -> int:
     return max(1, int(min(chains, requests // width)))
 
 
-def settings(engine: Vllm, config: Settings, target: UnloadedTarget, max_model_len: int,
+def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_model_len: int,
              max_num_seqs: int) -> dict[str, Any]:
     """The `arguments` of vLLM. Raises ConfigError for what it cannot run on this device."""
     on_cpu, parts = target.device == "cpu", engine.tensor_parallel_size * engine.pipeline_parallel_size
@@ -91,7 +103,7 @@ def settings(engine: Vllm, config: Settings, target: UnloadedTarget, max_model_l
         enforce_eager=engine.enforce_eager or on_cpu, **same)  # a CPU always runs eagerly here
 
 
-def cache_need(engine: Vllm, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:
+def cache_need(engine: VllmFields, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:
     """Bytes of keys and values on each device that all requests at full length use, twice; None for recurrent layers.
 
     Twice, since a proposal begins as the state that it may replace, whose blocks are found again only while they are kept.
@@ -103,14 +115,14 @@ def cache_need(engine: Vllm, target: UnloadedTarget, max_model_len: int, max_num
     return 2 * max_num_seqs * (-(-max_model_len // block) * block) * token_bytes(engine, shape)
 
 
-def token_bytes(engine: Vllm, shape: CacheShape) -> int:
+def token_bytes(engine: VllmFields, shape: CacheShape) -> int:
     """Bytes of the keys and values of a token on each device."""
     num_parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
     each = -(-shape.token_bytes() // num_parts)
     return each // shape.dtype.itemsize if engine.kv_cache_dtype.startswith("fp8") else each
 
 
-def memory_line(engine: Vllm, config: Settings, shape: TargetShape) -> str:
+def memory_line(engine: VllmFields, config: Settings, shape: TargetShape) -> str:
     """The plan of keys and values on each device, in one line. Families with latent, linear or sliding attention need less.
 
     Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence.
