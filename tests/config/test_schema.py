@@ -14,7 +14,7 @@ from dflash_mcmc import registry
 from dflash_mcmc.api import component
 from dflash_mcmc.config.command import check_command, compose_once
 from dflash_mcmc.config.help import options
-from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE, Condition, Config, Paths
 from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, restored, spec_of
@@ -204,13 +204,6 @@ def test_identity_does_not_change_with_the_rest(make_config):
     blended = identity_hash(make_config("blend=layer", "blend.layer=-3"))
     assert identity_hash(make_config("blend=layer", "blend.layer=5")) == blended
     assert identity_hash(make_config("blend=layer", "sampler.proposal=matched")) != blended
-
-
-def test_identity_names_model_and_dataset_content(make_config):
-    identity = identity_of(make_config())
-    assert len(identity["model.content"]) == 32
-    assert len(identity["dataset.content"]) == 32
-    assert identity["sampler"] == "power_mh"
 
 
 def test_what_cannot_be_registered_is_refused():

@@ -157,15 +157,6 @@ def test_a_value_is_left_out_where_it_does_not_apply_and_equal_points_are_one_jo
 
 
 @pytest.mark.slow
-def test_a_single_value_applies_to_the_points_that_have_its_field():
-    conditions = "condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps"
-    jobs = jobs_of("-m", "experiment=demo", conditions, "sampler.num_steps=10")
-    assert [(getattr(job.config.sampler, "num_steps", None), job.left_out) for job in jobs] == [
-        (None, ("sampler.num_steps",)), (None, ("sampler.num_steps",)), (10, ()),
-        (None, ("sampler.num_steps",)), (10, ()), (10, ())]
-
-
-@pytest.mark.slow
 def test_only_points_that_do_the_same_are_one_job():
     assert shown("-m", "sampler=greedy", "num_chains=1,2", "sampler.alpha=2,4") == [
         ("num_chains=1", "sampler.alpha"), ("num_chains=2", "sampler.alpha")]

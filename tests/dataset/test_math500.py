@@ -50,17 +50,6 @@ def test_another_number_of_rows_is_refused(make_config, tmp_path):
             read()
 
 
-def test_a_missing_network_and_cache_is_an_error_of_one_line(make_config, tmp_path, monkeypatch):
-    import datasets.config
-
-    from dflash_mcmc.dataset.inputs import sources
-
-    sources._loaded.cache_clear()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(UserError, match="hub cannot be reached; allowed: a file of its rows, dataset"):
-        make_config("dataset=math500").dataset.problems()
-
-
 def test_all_real_problems(make_config, shared_data):
     dataset = make_config("dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl").dataset
     problems = dataset.problems()

@@ -33,13 +33,9 @@ def refused(make_config, folder: Path, message: str, *overrides: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_a_folder_runs_like_the_embedded_draft(make_config, checkpoint):
-    embedded = execute(make_config(*RUN, "draft=tiny"))
-    moved = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32"))
-    # The identity depends on the content of the folder, not on its path.
-    assert moved.folder.name.split("-")[-1] == identity_hash(make_config(*RUN, "draft=tiny"))
-    assert embedded.summary["correct"] == moved.summary["correct"]
+def test_a_folder_is_known_by_its_content_and_not_by_its_path(make_config, checkpoint):
+    moved = make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32")
+    assert identity_hash(moved) == identity_hash(make_config(*RUN, "draft=tiny"))
 
 
 def test_a_draft_for_another_target_is_refused(make_config, checkpoint):

@@ -105,15 +105,6 @@ def test_match_is_plain(qwen3, name):
         assert done.cost.tokens_drafted == NUM_DRAFTED * done.cost.blocks_drafted
 
 
-@pytest.mark.slow
-def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
-    all_same(run(qwen3, "power_mh_early", match(), blend="layer_final"),
-             run_batched(qwen3, SAMPLERS["power_mh_early"], BLENDS["layer_final"]))
-    hybrid = random_model("qwen3_5")
-    expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
-    all_same(run(hybrid, "power_mh", match()), expected)
-
-
 DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": DraftRefine(num_blocks=3, num_steps=2),
            "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
 

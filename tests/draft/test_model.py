@@ -184,14 +184,6 @@ def test_match_is_plain(qwen3, plain, name):
 
 
 @pytest.mark.slow
-def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3, plain):
-    all_same(run(qwen3, other(), "power_mh_early", blend="layer_final"), plain("power_mh_early", "layer_final"))
-    hybrid = random_model("qwen3_5")
-    expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
-    all_same(run(hybrid, qwen3, "power_mh"), expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rows", [53, 70])
 def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
     """The target's tokens are the first 53 rows of its head of 61."""

@@ -259,13 +259,6 @@ def test_the_whole_vocabulary_in_that_layout_is_the_same_draft(make_config, tmp_
     assert [record["tokens"] for record in found[0].values()] == [record["tokens"] for record in found[1].values()]
 
 
-@pytest.mark.slow
-def test_a_run_drafts_the_tokens_that_it_has(make_config, half):
-    config = make_config(*SHORT, "draft=dflash", f"draft.path={half}", "decoder=speculative_rejection", "decoder.trace=true")
-    for record in records_of(execute(config).folder).values():
-        assert all(token % 2 == 0 for block in record["walk"] for token in block["drafted"])
-
-
 @pytest.mark.parametrize(("given", "line"), [
     (["sampler=draft_mh"], r"draft: given 'dflash'; allowed: a draft with all tokens of the target with sampler=draft_mh, or "
      r"sampler.proposal=mixture: sequences with a token that this draft lacks would never be proposed"),

@@ -206,8 +206,8 @@ def test_a_plugin_is_copied_with_its_entry_points(tmp_path):
     (plugin / "elsewhere" / "__init__.py").write_text(content)
     (plugin / "beside.py").write_text("")
     (plugin / "elsewhere-1.0.dist-info" / "top_level.txt").write_text("elsewhere\nbeside\ngone\n")
-    run_with(plugin, "from dflash_mcmc.grid.snapshot import copy_plugins; from pathlib import Path\n"
-                     f"path = Path({str(code)!r}); path.mkdir(); copy_plugins(path)")
+    run_with(plugin, "from dflash_mcmc.grid.snapshot import copy_code; from pathlib import Path\n"
+                     f"copy_code(Path({str(code)!r}))")
     shutil.rmtree(plugin)
     shown = run_with(code, "import beside; from dflash_mcmc import registry; print(beside.__file__)\n"
                            "print(registry.components('sampler')['elsewhere'].file)").split()

@@ -10,23 +10,11 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.kernel import decide, doubling, doubling_cost, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import power_mh
-from dflash_mcmc.testing import (
-    PROMPT,
-    EnumeratedKey,
-    Enumerator,
-    balance_error,
-    invariance_error,
-    law_of,
-    power_target,
-    product_target,
-    score,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator, law_of, score, total_variation
 from dflash_mcmc.types import ExpectedCost, Trajectory
 from tests.cases import quick
 from tests.composing import composed
+from tests.sampler.stages import extended, matrix_error, step_error, step_matrix, stepped
 from tests.sampler.test_power_mh import engine_of, make
 
 EXACT = 1e-12
@@ -111,25 +99,13 @@ def test_a_chain_has_the_full_length(name):
     assert engine.run(sampler.chain(PROMPT, 5, Key(0))).trajectory.length == 5
 
 
-def law_by_hand(engine: TabularEngine, sampler: power_mh.PowerMH) -> dict:
-    """Two stages with the horizons 1 and 3: a draw and a step, the rest of a draw and a step."""
-    draws = {horizon: product_target(engine, horizon, sampler.law()) for horizon in (1, 3)}
-
-    def after_a_step(law: dict, horizon: int) -> dict:
-        target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())
-        start = np.array([law.get(tokens, 0.0) for tokens in target.states])
-        return dict(zip(target.states, start @ transition_matrix(engine, sampler, horizon, target), strict=True))
-
-    first = after_a_step(draws[1], 1)
-    extended = {tokens: first[tokens[:1]] * probability / draws[1][tokens[:1]] for tokens, probability in draws[3].items()}
-    return after_a_step(extended, 3)
-
-
 def test_the_law_of_two_stages_of_three_tokens():
-    engine = TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), None)
-    sampler = power_mh.PowerMH(alpha=2, num_blocks=2, num_steps=1)
+    """Their horizons are 1 and 3."""
+    engine, sampler, law = engine_of(), make(alpha=2.0), {(): 1.0}
+    for horizon in (1, 3):
+        law = stepped(engine, sampler, extended(engine, sampler, law, horizon), horizon)
     drawn = law_of(lambda key: engine.run(sampler.chain(PROMPT, 3, key)).trajectory)
-    assert total_variation(drawn, law_by_hand(engine, sampler)) <= EXACT
+    assert total_variation(drawn, law) <= EXACT
 
 
 # Cuts at jumps of the entropy: `power_mh cut=entropy` by enumeration, early rejection.
@@ -139,27 +115,19 @@ def entropy_cut(**changes):
     return make(**{"cut": "entropy", "entropy_power": 2.0, "proposal_temperature": 0.5, **changes})
 
 
-def errors(sampler, engine, horizon):
-    target = power_target(engine, horizon, sampler.alpha, sampler.law(), "blended")
-    matrix = transition_matrix(engine, sampler, horizon, target)
-    assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
-    return max(invariance_error(matrix, target), balance_error(matrix, target)), matrix
-
-
 @pytest.mark.parametrize("power", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("stop_ids", [(), (0,), pytest.param((0, 2), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_step_leaves_the_power_law_invariant_and_reaches_every_state(power, stop_ids, seed):
-    engine = engine_of(stop_ids, seed=seed, scale=1.5)
-    error, matrix = errors(entropy_cut(entropy_power=power), engine, 3)
-    assert error < EXACT
+    matrix, target = step_matrix(engine_of(stop_ids, seed=seed, scale=1.5), entropy_cut(entropy_power=power), 3)
+    assert matrix_error(matrix, target) < EXACT
     assert (np.linalg.matrix_power(matrix, 3) > 0.0).all()
 
 
 @pytest.mark.parametrize("changes", quick(
     [{"proposal_temperature": None}, {"proposal_temperature": 1.0}, {"alpha": 2.0}], {"alpha": 2.0}), ids=str)
 def test_exact_early_rejection_leaves_the_power_law_invariant(changes):
-    assert errors(entropy_cut(early_reject="exact", **changes), engine_of(scale=1.5), 4)[0] < EXACT
+    assert step_error(engine_of(scale=1.5), entropy_cut(early_reject="exact", **changes), 4) < EXACT
 
 
 def with_entropies(values):

@@ -13,12 +13,9 @@ from safetensors.torch import load_file, save_file
 import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.dataset.inputs import sources
-from dflash_mcmc.draft.network import checkpoint as drafts
-from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.runner import plan
-from tests.bench import random_weights
 from tests.model.damage import all_ways
 from tests.model.trying import tried
 from tests.refusals import refused
@@ -130,20 +127,10 @@ def test_weights_that_a_family_ties_or_computes_may_be_there(checkpoint):
     "[]", "{", DEEP, '{"weight_map": [1]}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": ["b"]}}',
     '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "/x"}}', '{"weight_map": {"a": "b\\u0000"}}',
 ], ids=lambda text: text[:40])
-def test_a_broken_index(checkpoint, refuses, tmp_path, index):
+def test_a_broken_index(checkpoint, refuses, index):
     (checkpoint / WEIGHTS).rename(checkpoint / "model-00001-of-00001.safetensors")
     (checkpoint / f"{WEIGHTS}.index.json").write_text(index)
     refuses(f"{WEIGHTS}.index.json", "allowed: a complete index of safetensors files")
-    with torch.random.fork_rng():
-        shape = DFlashShape(hidden_size=16, num_layers=1, num_heads=2, num_key_heads=1, head_dim=8, intermediate_size=16,
-                            block_size=4, mask_token_id=3, target_layers=(0,), num_target_layers=2,
-                            rope={"rope_type": "default", "rope_theta": 1e4}, max_positions=64, sliding=(None,),
-                            dtype=torch.float32)
-        drafts.save(random_weights.draft(shape, torch.float32), tmp_path / "draft")
-    (tmp_path / "draft" / WEIGHTS).unlink()
-    (tmp_path / "draft" / f"{WEIGHTS}.index.json").write_text(index)
-    with refused(f"{WEIGHTS}.index.json", "allowed: JSON with a weight_map", start="draft.path: "):
-        drafts.check_tensors(tmp_path / "draft")
 
 
 @pytest.mark.parametrize("text", ["[]", "5", "null", "{", DEEP, '{"a": ' + "9" * 5000 + "}"], ids=lambda text: text[:10])

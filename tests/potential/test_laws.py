@@ -11,16 +11,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.kernel import MetropolisStep
 from dflash_mcmc.ops import Draw, Evaluated, SamplingParams, Steps, Tilt, ended_only, tilted
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import (
-    PROMPT,
-    Target,
-    balance_error,
-    invariance_error,
-    law_of,
-    mean_of,
-    total_variation,
-    transition_matrix,
-)
+from dflash_mcmc.testing import PROMPT, Target, law_of, mean_of, total_variation, transition_matrix
 from dflash_mcmc.types import Trajectory
 from tests.laws import power_law, product_law, stopped
 from tests.sampler import test_best_of_n as of_best_of_n
@@ -30,6 +21,7 @@ from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler.stages import extended, matrix_error
 
 EXACT, HORIZON, BETA = 1e-11, 3, 1.7
 MODEL = TabularModel(2, (0,), seed=4)
@@ -95,7 +87,7 @@ def test_a_step_keeps_the_law(sampler, horizon, must_end):
     law = weighed(sampler.alpha, horizon, must_end)
     target = Target(list(law), np.array(list(law.values())))
     matrix = transition_matrix(engine, Tilted(sampler, must_end), horizon, target)
-    assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+    assert matrix_error(matrix, target) <= EXACT
 
 
 @pytest.mark.parametrize("sampler", [of_power_mh.make(num_blocks=1, num_steps=2), of_power_mh.make(num_blocks=3, num_steps=1)],
@@ -106,7 +98,7 @@ def test_a_chain_is_its_draws_and_steps(sampler):
     found = law_of(lambda key: engine.run(tilted(sampler.chain(PROMPT, HORIZON, key), tilt_of(), HORIZON)).trajectory)
     for block in range(1, sampler.num_blocks + 1):
         reach = block * HORIZON // sampler.num_blocks
-        law = _extended(law, reach)
+        law = extended(engine, sampler, law, reach)
         states = list(weighed(4.0, reach))
         matrix = transition_matrix(engine, Tilted(sampler), reach, Target(states, np.ones(len(states))))
         row = np.array([law[state] for state in states])
@@ -114,15 +106,6 @@ def test_a_chain_is_its_draws_and_steps(sampler):
             row = row @ matrix
         law = dict(zip(states, row, strict=True))
     assert total_variation(found, law) <= EXACT
-
-
-def _extended(law: dict, reach: int) -> dict:
-    q, longer = product_law(MODEL, reach, temperature=0.25), {}
-    for tokens, share in law.items():
-        below = {each: p for each, p in q.items() if each[:len(tokens)] == tokens}
-        for each, p in ({tokens: 1.0} if stopped(MODEL, tokens) else below).items():
-            longer[each] = longer.get(each, 0.0) + share * p / (1.0 if stopped(MODEL, tokens) else sum(below.values()))
-    return longer
 
 
 @pytest.mark.parametrize("changes", [{}, {"block_size": 2}], ids=str)

@@ -268,13 +268,3 @@ def test_a_setting_that_is_no_number_is_unknown_in_the_diagram(capsys, tmp_path)
         value = changed(value, ("identity", key), [[]], without=False)
     (folder / "run.json").write_text(json.dumps(value))
     assert ended(capsys, "report.__main__", [str(folder)])[0] == 0
-
-
-@pytest.mark.parametrize("file", ["run.json", *OF_A_GRID])
-@pytest.mark.parametrize("other", [None, 3, "x", [], {}], ids=repr)
-def test_a_file_of_another_shape_is_refused(capsys, tmp_path, file, other):
-    folder = (grid_folder if file in OF_A_GRID else run_folder)(tmp_path / "here")
-    (folder / file).write_text(json.dumps(other))
-    name, arguments = ("grid.__main__", ["status"]) if file in OF_A_GRID else ("report.__main__", [])
-    line = refused_in_one_line(*ended(capsys, name, [*arguments, str(folder)]), (file, other))
-    assert file in line

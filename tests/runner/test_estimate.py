@@ -1,6 +1,5 @@
 """Estimates against published arithmetic, against the engine where it must agree exactly, and against real runs."""
 
-import itertools
 import json
 import shutil
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from tests.cases import quick
 from tests.probes import measured
-from tests.runs import execute
+from tests.runs import execute, records_of
 from tests.targets import random_model
 
 PS = ("condition=ps", "sampler.early_reject=off", "assumed.identical=0")
@@ -37,23 +36,6 @@ def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks,
     setting = (*PS, *FULL, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
                f"dataset.max_new_tokens={blocks * block}")
     assert cost.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
-
-
-def test_redrawn_is_the_mean_over_all_cuts(make_config):
-    horizon, blocks, steps, length = 24, 4, 3, 15
-    config = make_config(*PS, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
-                         f"dataset.max_new_tokens={horizon}")
-    cost = config.sampler.expected_cost(length, horizon)
-    states = [min(stage, length) for stage in (6, 12, 18, 24)]
-    assert cost.proposed == pytest.approx(sum(steps * np.mean([state - place for place in range(state)]) for state in states))
-    assert cost.extended == length
-
-
-def test_the_published_chain_makes_the_steps_of_the_stages_up_to_its_end(make_config):
-    short = (*PS, "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=40")
-    on, back = (make_config(*short, f"sampler.rule={rule}").sampler.expected_cost(15, 40) for rule in ("exact", "published"))
-    assert on.proposed == 2 * (11 + 16 + 16 + 16) / 2
-    assert back.proposed == 2 * (11 + 16) / 2
 
 
 def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
@@ -83,39 +65,7 @@ def test_without_stop_ids_the_engine_counts_exactly_this(make_config):
     assert abs(mean - expected) < 4 * (variance / count) ** 0.5
 
 
-def run_of(make_config, *overrides):
-    """(configuration with the measured lengths assumed, records, token-forwards a sample) of a run over 12 problems."""
-    config = make_config(*overrides, "dataset.limit=12")
-    folder = execute(config).folder
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    prompts = build.prompts(config, config.model.load("cpu"), config.dataset.problems())
-    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts.values()])
-    config.assumed.answer_length = np.mean([record["num_tokens"] for record in records]) / config.dataset.max_new_tokens
-    return config, records, np.mean([record["token_forwards"] for record in records])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    ("condition=greedy",), ("condition=temp",), (*PS, "sampler.num_blocks=4"),
-    (*PS, "sampler.num_blocks=4", "sampler.rule=published")])
-def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
-    config, _, measured = run_of(make_config, *overrides)
-    assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
-
-
 REFINE = ("sampler=draft_refine", "sampler.cut=current", "sampler.num_blocks=4", "draft=tiny")
-
-
-def without_stop_ids(make_config, monkeypatch, *overrides):
-    """(configuration, costs of chains) for prompts that begin anywhere in a block of the draft."""
-    config = make_config(*overrides, "dataset.max_new_tokens=24", "assumed.answer_length=1")
-    model, size = config.model.load("cpu"), cost.block_size(config)
-    monkeypatch.setattr(model, "stop_ids", ())
-    prompts = [np.arange(5, 5 + length) for length in range(size, 2 * size)]
-    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts])
-    engine = BatchedEngine(model, config.blend, 8, 2 * size + 24, drafter=config.draft.load(model))
-    todo = ((n, config.sampler.chain(prompt, 24, Key(3).fold_in(n))) for n, prompt in enumerate(prompts))
-    return config, [chain.cost for chain in engine.run(todo)]
 
 
 @pytest.mark.slow
@@ -124,14 +74,29 @@ def without_stop_ids(make_config, monkeypatch, *overrides):
     ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
     ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")], ids=str)
 def test_without_stop_ids_the_plan_has_the_blocks_that_the_engine_counts(make_config, monkeypatch, overrides):
-    """Scores and steps of draft_refine take the draft's forwards under its blend alone."""
-    config, done = without_stop_ids(make_config, monkeypatch, *overrides)
-    assert np.mean([each.blocks_drafted for each in done]) == pytest.approx(cost.draft_blocks(config))
+    """Prompts begin anywhere in a block of the draft.
+
+    Scores and steps of draft_refine take the draft's forwards under its blend alone.
+    """
+    config = make_config(*overrides, "dataset.max_new_tokens=24", "assumed.answer_length=1")
+    model, size = config.model.load("cpu"), cost.block_size(config)
+    monkeypatch.setattr(model, "stop_ids", ())
+    prompts = [np.arange(5, 5 + length) for length in range(size, 2 * size)]
+    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts])
+    engine = BatchedEngine(model, config.blend, 8, 2 * size + 24, drafter=config.draft.load(model))
+    done = engine.run((n, config.sampler.chain(prompt, 24, Key(3).fold_in(n))) for n, prompt in enumerate(prompts))
+    assert np.mean([chain.cost.blocks_drafted for chain in done]) == pytest.approx(cost.draft_blocks(config))
 
 
 @pytest.mark.slow
 def test_savings_are_estimated_from_their_measured_shares(make_config):
-    config, records, measured = run_of(make_config, "condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1")
+    """Of a run over 12 problems, whose lengths are assumed too."""
+    config = make_config("condition=ps", "sampler.num_blocks=8", "sampler.proposal_temperature=1", "dataset.limit=12")
+    records = list(records_of(execute(config).folder).values())
+    prompts = build.prompts(config, config.model.load("cpu"), config.dataset.problems())
+    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts.values()])
+    config.assumed.answer_length = np.mean([record["num_tokens"] for record in records]) / config.dataset.max_new_tokens
+    measured = np.mean([record["token_forwards"] for record in records])
     assert config.sampler.early_reject == "exact"
     tried = [entry for record in records for entry in record["trace"]]
     rejected = [entry for entry in tried if entry["decision"] in ("reject", "abandon")]
@@ -296,18 +261,6 @@ def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_conf
     assert "hours: unknown" in told(capsys, *plan)
 
 
-@pytest.mark.slow
-def test_total_is_the_sum_and_one_run_counts_once(capsys):
-    rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
-    assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
-        "greedy": ("sampler.alpha", "10"), "temperature alpha=2": ("", "10"),
-        "temperature alpha=4": ("", "10"), "total": ("", "30")}
-    assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
-    assert "the same run as another point: 1" in text
-    assert "sampler.alpha=2 of sampler=temperature: each token is drawn at temperature 0.5" in text
-    assert "hardware.tokens_per_second" in text
-
-
 @pytest.mark.parametrize("several", [["name=one,two", "dataset.limit=10"], ["dataset.shards=[0],[1]", "dataset.num_shards=30"],
                                      ["dataset.ids=[arith-000],[arith-001]"]], ids=["names", "shards", "ids"])
 def test_runs_of_other_folders_or_problems_are_not_the_same(capsys, several):
@@ -322,8 +275,9 @@ def test_two_models_of_a_blend_are_two_runs(capsys, tmp_path, make_config):
     other = tmp_path / "other"
     shutil.copytree(make_config().model.path, other)
     rows = cells(text := told(capsys, "-m", "blend=model", f"blend.model=tiny,{other}", "sampler=temperature",
-                              "dataset.limit=10"))
+                              "sampler.alpha=2", "dataset.limit=10"))
     assert [row[0] for row in rows.values()] == ["10", "10", "20"]
+    assert "sampler.alpha=2 of sampler=temperature: each token is drawn at temperature 0.5" in text
     assert "the same run as another point" not in text
 
 

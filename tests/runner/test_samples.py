@@ -88,13 +88,6 @@ def test_more_problems_and_more_chains_continue_the_run(make_config, uninterrupt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [3, 64])
-def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
-    result = execute(make_config(*QUICK, *WHOLE, f"hardware.num_slots={slots}"))
-    same(records_of(result.folder), uninterrupted)
-
-
-@pytest.mark.slow
 def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninterrupted):
     command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "num_chains=2"]
     ranks = processes.start_ranks(2, [*command, "dataset.limit=6"], tmp_path)
@@ -192,17 +185,6 @@ def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
         again = execute(make_config(*QUICK, *WHOLE))
         assert again.num_new == 1
         same(records_of(result.folder), uninterrupted)
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterrupted):
-    first, second = (start(tmp_path, *WHOLE, "hardware.num_slots=4") for _ in range(2))
-    wait_for_records(tmp_path, 2, first)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
-    _, told = second.communicate(timeout=processes.HANG)
-    assert second.returncode == 0, told
-    same(records_of(folder_of(tmp_path)), uninterrupted)
 
 
 @pytest.mark.slow

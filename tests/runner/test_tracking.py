@@ -23,23 +23,6 @@ from tests.tracker import lines
 from tests.tracker.lines import Lines
 
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
-KILLED = """
-import os, signal, sys, time
-from dflash_mcmc import __main__
-from dflash_mcmc.runner import tracking
-from tests.tracker import lines
-
-def killed(*given):
-    time.sleep(float(os.environ.get("PAUSE", "0")))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-tracking.Tracking.complete = killed
-lines.use()
-__main__.main(sys.argv[1:])
-"""
-"""A run that is killed between its last record and the summary that its tracker gets, PAUSE seconds behind the former."""
-
-
 @pytest.fixture(autouse=True)
 def _lines(monkeypatch):
     lines.use(monkeypatch.setattr)
@@ -61,19 +44,6 @@ def summaries(folder: Path) -> list[dict]:
 def no_model(monkeypatch):
     """A function behind which loading a model fails the test."""
     return lambda: monkeypatch.setattr("dflash_mcmc.model.hf.HFModel.load", lambda *_: pytest.fail("loaded a model"))
-
-
-def test_killed_before_the_summary_it_is_told_by_the_next_start(make_config, tmp_path, no_model):
-    done = processes.run(["-c", KILLED, *GREEDY, "tracker=trackio", f"paths.outputs={tmp_path}"], tmp_path,
-                         PYTHONPATH=str(ROOT))
-    assert done.returncode == -9
-    (folder,) = (tmp_path / "demo").iterdir()
-    assert (steps(folder), summaries(folder)) == ([1, 2, 3], [])
-    no_model()
-    for _ in range(2):
-        result = execute(make_config(*GREEDY, "tracker=trackio"))
-        assert result.num_new == 0
-        assert (steps(folder), summaries(folder)) == ([1, 2, 3], [result.summary])
 
 
 def test_a_tracker_that_is_new_to_a_run_is_told_all_of_it(make_config, no_model):
@@ -106,7 +76,7 @@ def test_a_summary_with_another_vote_is_told(make_config, no_model):
     assert ["majority/accuracy" in summary for summary in summaries(folder)] == [False, True]
 
 
-@pytest.mark.parametrize("fails", ["summary", "publish", "finish"])
+@pytest.mark.parametrize("fails", ["log", "summary", "publish", "finish"])
 def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch, fails, no_model, capsys):
     def fail(self, *given):
         raise OSError("quota")
@@ -123,18 +93,6 @@ def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch
     count = len(told(result.folder))
     execute(make_config(*GREEDY, "tracker=trackio"))
     assert len(told(result.folder)) == count
-
-
-@pytest.mark.slow
-def test_a_tracker_that_did_not_start_is_told_from_the_first_record_later(make_config, monkeypatch):
-    def fail(self, info):
-        raise OSError("no server")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(TrackioTracker, "start", fail)
-        folder = execute(make_config(*GREEDY, "tracker=trackio")).folder
-    execute(make_config(*GREEDY, "tracker=trackio", "dataset.limit=4"))
-    assert steps(folder) == [1, 2, 3, 4]
 
 
 class Failing:

@@ -254,14 +254,6 @@ def test_csv_keeps_all_digits():
 SHORT = ("sampler=greedy", "dataset.limit=3", "dataset.max_new_tokens=16")
 
 
-def test_a_pipe_as_records_is_one_line(make_config):
-    folder = execute(make_config(*SHORT)).folder
-    (folder / RECORDS).unlink()
-    os.mkfifo(folder / RECORDS)
-    with pytest.raises(UserError, match=r"records\.jsonl: is a pipe; allowed: a regular file; move it away"):
-        execute(make_config(*SHORT))
-
-
 def test_an_emptied_configuration_is_written_again(make_config, capsys):
     """A complete run draws nothing, and its report reads this file."""
     path = execute(make_config(*SHORT)).folder / "config.yaml"
@@ -271,16 +263,3 @@ def test_an_emptied_configuration_is_written_again(make_config, capsys):
         execute(make_config(*SHORT))
         assert path.read_text() == whole
     assert "config.yaml: has no configuration, and is written again" in capsys.readouterr().err
-
-
-def test_a_refused_engine_leaves_no_folder(make_config, tmp_path, monkeypatch):
-    config = make_config(*SHORT, f"paths.outputs={tmp_path / 'not' / 'there'}")
-    before = sorted(tmp_path.iterdir())
-
-    def refuse(*given: object) -> None:
-        raise UserError("engine: is not installed")
-
-    monkeypatch.setattr(type(config.engine), "load", refuse)
-    with pytest.raises(UserError, match="is not installed"):
-        execute(config)
-    assert sorted(tmp_path.iterdir()) == before

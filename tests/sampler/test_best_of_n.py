@@ -9,9 +9,7 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.rules import Speculation
+from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
@@ -160,15 +158,6 @@ def test_a_run_votes_over_the_answers_that_its_grader_finds(make_config):
 def test_temperature_is_one_over_alpha_unless_given():
     law = drawn(make(temperature=None), TabularEngine(MODEL))
     assert total_variation(law, expected("power", temperature=0.25)) <= EXACT
-
-
-@pytest.mark.parametrize(("rule", "options"), [(rules.match, {"shared_noise": True, "temperature": 1.0}),
-                                               (rules.reject, {"shared_noise": False, "temperature": None})],
-                         ids=["match", "rejection"])
-def test_speculation_keeps_the_law(rule, options):
-    speculation = Speculation(rule, TabularDraft(2, 1, seed=4), noisy=True, **options)
-    law = drawn(make(num_candidates=2), TabularEngine(SMALL, None, speculation))
-    assert total_variation(law, expected("power", 2, SMALL)) <= EXACT
 
 
 @pytest.mark.parametrize("select", SELECTS)

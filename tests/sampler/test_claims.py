@@ -43,6 +43,8 @@ COSTS = [
     ("greedy", {}, ExpectedCost(6)), ("temperature", {}, ExpectedCost(6)),
     ("best_of_n", {"num_candidates": 5}, ExpectedCost(30, num_draws=5)),
     ("power_mh", MH, ExpectedCost(6, 10.5, 0, 4)),
+    ("power_mh", {"num_blocks": 4, "num_steps": 1, "rule": "published"}, ExpectedCost(6, 7.5, 0, 6)),  # ends at stage 3
+    ("power_mh", {"num_blocks": 8, "num_steps": 1, "schedule": "adaptive"}, ExpectedCost(6, 8.5, 0, 8)),
     ("multiple_try", {**MH, "num_tries": 4}, ExpectedCost(6, 42, 0, 13)),
     ("replica_exchange", {**MH, "alphas": [1.0, 2.0, 4.0]}, ExpectedCost(18, 31.5, 0, 12)),
     ("draft_mh", {"num_blocks": 2, "num_steps": 1}, ExpectedCost(6, 6, 0, 4, 4)),
@@ -54,6 +56,7 @@ COSTS = [
      ExpectedCost(4 * (6 + 2 * (3 + 2)), num_draws=3 * (4 + 8))),
     ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 3, "block_size": 4},  # the second ends the text
      ExpectedCost(4 * (6 + 2 * 2), num_draws=2 * (4 + 8))),
+    ("lookahead", {"num_candidates": 4, "rollout_length": 0, "block_size": 2}, ExpectedCost(24, num_draws=12)),
     ("power_smc", SMC, ExpectedCost(18, num_draws=9)),
     ("power_smc", {**SMC, "proposal": "draft"}, ExpectedCost(18, num_draws=9, drafts=9)),
     ("power_smc", {**SMC, "wrapper": "pimh", "num_steps": 2}, ExpectedCost(54, num_draws=27)),

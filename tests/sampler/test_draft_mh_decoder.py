@@ -9,7 +9,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.rules import Speculation
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.testing import PROMPT, invariance_error, law_of, power_target, total_variation, transition_matrix
+from dflash_mcmc.testing import power_target, transition_matrix
 from tests.sampler.stages import matrix_error
 from tests.sampler.test_draft_mh import EXACT, make
 
@@ -48,24 +48,6 @@ def test_a_decoder_changes_no_transition(name, options, blend, size):
     plain, _ = matrix_and_target(engine(blend=blend, size=size), sampler)
     assert np.abs(matrix - plain).max() <= EXACT
     assert matrix_error(matrix, target) <= EXACT
-
-
-def test_a_decoder_changes_no_law_of_a_chain():
-    """Through both stages: the extensions are draws from the draft, and steps are draws from either part."""
-    rule, settings = RULES["match"]
-    sampler = make(proposal="mixture", alpha=2.0, proposal_temperature=0.6)
-    decoded, plain = engine(rule, LAYER, 2, **settings), engine(blend=LAYER, size=2)
-    laws = [law_of(lambda key, each=each: each.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
-            for each in (decoded, plain)]
-    assert sum(laws[0].values()) == pytest.approx(1.0, abs=EXACT)
-    assert total_variation(*laws) <= EXACT
-
-
-@pytest.mark.slow
-def test_a_faulty_decoder_changes_the_law():
-    faulty = engine(rules.redraw_after_mismatch, **RULES["match"][1])
-    matrix, target = matrix_and_target(faulty, make(proposal="mixture"))
-    assert invariance_error(matrix, target) > 1e-4
 
 
 def test_draws_from_the_draft_do_not_use_the_decoder():

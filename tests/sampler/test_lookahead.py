@@ -74,18 +74,7 @@ def test_a_candidate_has_the_mean_weight_of_its_rollouts():
     assert np.exp(found.value.value) == pytest.approx([sum(weights[:2]) / 2, 1.0, sum(weights[2:]) / 2])
 
 
-@pytest.mark.slow
-def test_more_candidates_do_not_replace_rollouts():
-    """All candidates of one token from p^(1/alpha) have the same weight. The law is that of low temperature."""
-    assert distance(make(num_candidates=3)) == pytest.approx(ERRORS[0], abs=1e-12)
-
-
 def test_the_record_has_the_effective_size_of_candidates():
     done = ENGINE.run(make(num_candidates=4, rollout_length=2, num_rollouts=3).chain(PROMPT, HORIZON, Key(0)))
     assert 0.25 <= done.measures["candidate_ess"] <= 1.0
     assert done.proposals == 0
-
-
-@pytest.mark.parametrize(("length", "draws"), [(0, 8), (3, 16)])
-def test_candidates_without_rollouts_are_drawn_once(length, draws):
-    assert make(num_candidates=4, block_size=2, rollout_length=length).expected_cost(4.0, 8).num_draws == draws

@@ -39,19 +39,6 @@ def test_each_form_is_exact_with_truncation_other_stop_ids_and_a_blend(form, eng
     assert step_error(engine, make(form=form, top_k=top_k), horizon) < EXACT
 
 
-@pytest.mark.slow
-def test_early_rejection_changes_nothing_and_saves_tokens():
-    engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
-    shares = []
-    for seed in range(60):
-        off, on = (engine.run(make(alpha=4.0, proposal_temperature=1.0, num_tries=3, num_blocks=2, num_steps=3,
-                                   early_reject=mode).chain(PROMPT, 8, Key(seed))) for mode in ("off", "exact"))
-        np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
-        assert (on.accepted, on.moved) == (off.accepted, off.moved)
-        shares.append(on.measures["abandoned_tries"])
-    assert np.mean(shares) > 0.1
-
-
 def test_the_floor_compares_a_try_with_the_state():
     """A try that is shorter than the state is worth more by log(length / t), which the bound must have."""
     sampler, contest = make(early_reject="exact"), Key(0).contest(3)

@@ -90,13 +90,3 @@ def test_the_option_is_part_of_the_identity_and_the_default_is_not(make_config):
     plain, published = (identity_hash(make_config("sampler=power_mh", *more)) for more in
                         ((), ("sampler.schedule=published",)))
     assert plain == published != identity_hash(make_config(*ADAPTIVE))
-
-
-def test_expected_cost_counts_the_stages_that_are_made(make_config):
-    def cost(length):
-        config = make_config(*ADAPTIVE, "sampler.num_blocks=5", "sampler.num_steps=2", "dataset.max_new_tokens=40")
-        return config.sampler.expected_cost(length, 40)
-
-    assert cost(15).proposed == 2 * (9 + 16) / 2  # horizons 8, then 16, in which it ends
-    assert cost(40).proposed == 2 * (9 + 17 + 33 + 41) / 2
-    assert cost(15).num_draws == 2 + 2 * 2

@@ -149,19 +149,6 @@ def test_the_floor_of_a_rung_by_hand():
     assert floor.reference == pytest.approx(3.0 * path.log_p[2:].sum() - path.log_q[2:].sum(), abs=1e-12)
 
 
-@pytest.mark.slow
-def test_early_rejection_changes_nothing_and_saves_tokens():
-    engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
-    abandoned = 0
-    for seed in range(60):
-        off, on = (engine.run(make(alphas=[1.0, 2.0, 4.0], temperatures=None, num_blocks=2, num_steps=3, early_reject=mode)
-                              .chain(PROMPT, 8, Key(seed))) for mode in ("off", "exact"))
-        np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
-        assert (on.accepted, on.moved, on.measures) == (off.accepted, off.moved, off.measures)
-        abandoned += on.abandoned
-    assert abandoned > 50
-
-
 def test_the_record_has_swap_rates_and_round_trips():
     done = THREE.run(make(alphas=[1.0, 2.0, 4.0], temperatures=None, num_steps=30).chain(PROMPT, 4, Key(2)))
     assert set(done.measures) == {"swaps_1_2", "swaps_2_3", "round_trips", "born"}

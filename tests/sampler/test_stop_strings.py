@@ -9,12 +9,10 @@ from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams, Steps, Together, stopping
-from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, law_of, power_target, total_variation
 from dflash_mcmc.types import Trajectory
 from tests.cases import quick
 from tests.laws import power_law, product_law
-from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
@@ -96,13 +94,6 @@ def test_power_mh(name, blend, options):
 def pair() -> TabularEngine:
     """Two tokens and the string "ab". Among the sequences of at most three tokens are some that end before the third."""
     return TabularEngine(TabularModel(2, (), seed=4, stop=("ab",), texts=(b"a", b"b")))
-
-
-def test_multiple_try_makes_the_same_choices_with_early_rejection():
-    for seed in range(20):
-        samplers = (of_multiple_try.make(early_reject=early, num_steps=4, num_blocks=2) for early in ("exact", "off"))
-        early, full = (engine_of("spans two tokens").run(sampler.chain(PROMPT, 4, Key(seed))) for sampler in samplers)
-        assert (early.trajectory.tokens.tolist(), early.accepted) == (full.trajectory.tokens.tolist(), full.accepted)
 
 
 @pytest.mark.parametrize("changes", [{}, {"block_size": 2}], ids=str)

@@ -14,8 +14,6 @@ import pytest
 from dflash_mcmc.api.runs import read as read_table
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.regrade import grader_config, regrade
-from dflash_mcmc.report import figure
-from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.store import locks
 from dflash_mcmc.store.described import hash_of
@@ -34,7 +32,8 @@ RECORDS = [record(f"p{number}", "correct" if number % 2 else "wrong", chain, tex
            for number in range(3) for chain in range(2)]
 WAYS = all_ways(seed=22, flips=60)
 SHORT = all_ways(seed=22, flips=16)
-SOME = [damage for number, damage in enumerate(SHORT) if number % 13 == 1 or damage.name.endswith(" as lock")]
+SOME = [damage for number, damage in enumerate(SHORT) if number % 13 == 1 or damage.name.endswith(
+    (" as lock", "pipe as records.jsonl"))]
 
 
 class Hangs(BaseException):
@@ -319,26 +318,6 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
     finally:
         held.close()
     assert "waiting, for at most 0 seconds, until another process has changed files" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [1, 3])
-def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
-    """Of runs with several chains, no problem may have all of them."""
-    drawing = '<svg width="9pt" height="9pt" viewBox="0 0 9 9"></svg>'
-
-    def save(drawn, folder, name, formats):
-        (folder / f"{name}.svg").write_text(drawing)
-        return {folder / f"{name}.svg"}
-
-    monkeypatch.setattr(figure, "save", save)
-    few = [RECORDS[1], RECORDS[2], RECORDS[5]][:kept]
-    write(tmp_path / "demo", "ps", few, num_chains=2, finished=False)
-    write(tmp_path / "demo", "temp", [{**entry, "verdict": "not_drawn", "answer": None} for entry in few], num_chains=2,
-          finished=False)
-    overall = build([tmp_path / "demo"]).sections[0].tables[0].rows
-    assert next(row["num_samples"] for row in overall if row["run"].startswith("ps")) == kept
-    assert all(row["num_samples"] for row in overall)
 
 
 def test_the_number_in_a_lock_is_at_most_that_of_the_last_file(whole):

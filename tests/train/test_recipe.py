@@ -205,25 +205,6 @@ def test_the_numbers_of_a_step_are_those_of_its_blocks():
         assert [answers[number].length for number in numbers] == blocks.lengths.tolist()
 
 
-SMALL = ("steps=2", "batch_size=4", "evaluate_every=2", "num_threads=1")
-DRAFT = (*SMALL, "prompts.num=8", "prompts.held_out=2", "responses.max_new_tokens=12", "shape.num_layers=1", "anchors=2")
-
-
-@pytest.mark.slow
-def test_trains_the_embedded_target(command):
-    done = command("tests.train.embedded", *SMALL, "problems_per_level=1", "warmup_steps=1")
-    assert done.returncode == 0, done.stderr
-    assert "model written to outputs/train/tiny-" in done.stdout
-
-
-@pytest.mark.slow
-def test_trains_a_draft(command):
-    done = command("dflash_mcmc.train", "draft=tiny", *DRAFT)
-    assert done.returncode == 0, done.stderr
-    assert "draft written to outputs/train/draft-" in done.stdout
-    assert "tokens for each forward of the target" in done.stdout + done.stderr
-
-
 def test_help_lists_the_fields(command, tmp_path):
     done = command("dflash_mcmc.train", "--help")
     assert (done.returncode, done.stderr) == (0, "")

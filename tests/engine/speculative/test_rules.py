@@ -5,17 +5,12 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 from dflash_mcmc.engine.speculative.rules import Block, Noise, Uniforms
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
-from tests.engine.batching.test_batched import BLENDS, STOPS, TOLERANCE, power_mh, same
-from tests.engine.speculative.test_speculator import drafter, reject
-from tests.targets import rows_do_not_depend_on_the_batch
+from tests.engine.speculative.test_speculator import reject
 
 
 @pytest.mark.parametrize("rule", [rules.reject, rules.reject_block])
@@ -30,24 +25,6 @@ def test_tokens_of_a_rejection_rule_claim_no_interval(rule):
     assert 0 <= verdict.accepted.min() < verdict.accepted.max()
     assert verdict.interval.shape == (rows, drafted + 1, 2)
     assert not verdict.interval.any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verification", ["token", "block"])
-def test_skipping_identical_tokens_changes_nothing_under_rejection(qwen3, verification):
-    """With a wrong interval a proposal would repeat tokens of the state that it does not draw."""
-    sampler, parts = power_mh(num_steps=4), LanguageModel(qwen3, stop_ids=STOPS)
-
-    def results(skip):
-        speculation = reject(verification=verification).speculation(drafter("dflash_short", parts, qwen3))
-        engine = BatchedEngine(parts, BLENDS["none"], 3, 16, Options(skip_identical=skip), None, speculation)
-        return {d.tag: d for d in engine.run((n, sampler.chain(np.array([11, 5, n]), 12, Key(n))) for n in range(3))}
-
-    on, off = results(True), results(False)
-    assert sum(done.result.moved for done in on.values()) >= 5
-    for tag, done in on.items():
-        same(off[tag].result, done.result, 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE)
-        assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
 
 
 def test_no_two_anchors_share_a_number():
