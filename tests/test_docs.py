@@ -217,18 +217,6 @@ def test_adding_a_component(kind, tmp_path):
     assert f"{kind}/{name}: " in listed.stdout
 
 
-def test_the_drafter_of_the_page_has_what_an_engine_asks_for():
-    """Names alone; the slow test above draws with it."""
-    from dflash_mcmc.engine.speculative.drafter import Drafter
-
-    code, found = pages.blocks(ROOT / "docs/howto/add-a-draft.md", "python")[0], dict[str, type]()
-    exec(code[code.index("class RepeatDrafter:") :], found)
-    drafter = found["RepeatDrafter"](3)
-    wanted = {*Drafter.__annotations__, *(name for name in vars(Drafter) if not name.startswith("_"))}
-    assert {"num_drafted", "tapped_layers", "propose"} <= wanted
-    assert [name for name in wanted if not hasattr(drafter, name)] == []
-
-
 def test_pictures_are_made_by_the_commands_of_their_pages():
     made = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
     assert {f"{picture.name}.png" for picture in made} == {file.name for file in (ROOT / "docs/assets").glob("*.png")}
@@ -327,13 +315,6 @@ def test_every_page_fits_its_window(site, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_site_can_be_searched(site):
-    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
-    found = {entry["location"].partition("#")[0] for entry in entries}
-    assert {"index.html", "tutorial/first-run.html", "notebook/2026-11.html", "reference/options/sampler.html"} <= found
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_component_is_in_the_reference(site, group):
     text = html.unescape((site / f"reference/options/{group}.html").read_text())
@@ -369,17 +350,6 @@ def test_every_module_is_on_the_page_of_files(site):
     text = (site / "reference/package.html").read_text()
     for file in PACKAGE.rglob("*.py"):
         assert file.name == "__init__.py" or f"<code>{file.name}</code>" in text
-
-
-@pytest.mark.slow
-def test_the_server_page_has_a_question_that_the_model_answers():
-    import dflash_mcmc as dm
-
-    (example,) = (block for block in pages.blocks(ROOT / "docs/howto/serve.md", "py") if "chat.completions" in block)
-    question = re.search(r'"content":\s*"(Ann has (\d+) pens\. Ann buys (\d+) more\. .*?)"', example)
-    drawn = dm.sample(dm.component("model", "tiny"), None, [question[1]], sampler=dm.PowerMH(alpha=2, num_steps=4),
-                      num_chains=2, max_new_tokens=64, progress=False)
-    assert all(f"boxed{{{int(question[2]) + int(question[3])}}}" in sample.text for sample in drawn)
 
 
 def test_pages_name_no_release_that_there_is_not():

@@ -306,21 +306,6 @@ def test_runs_without_texts_are_an_error(run, pool):
         regrade(run, grader_config([]), pool)
 
 
-@pytest.mark.slow
-def test_programs_are_run_again_if_that_is_allowed(tmp_path):
-    gold = json.dumps({"prompt": "def f():\n", "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f"})
-    records = [folders.record("a", "wrong", chain, text=text, gold=gold)
-               for chain, text in enumerate(("    return 1\n", "    return 2\n"))]
-    run = folders.write(tmp_path / "demo", "greedy", records, num_chains=2)
-    config = grader_config(["grader=code", "grader.allow_execution=true", "grader.walls=available"])
-    pool = config.grader.start()
-    found = regrade(run, config, pool)
-    pool.close()
-    assert [record["verdict"] for record in found.records] == ["correct", "wrong"]
-    assert found.records[0]["walls"]
-    assert json.loads((found.target / "run.json").read_text())["identity"]["grader"] == "code"
-
-
 @pytest.mark.usefixtures("shared_pool")
 def test_a_run_is_graded_by_its_own_grader(run, tmp_path):
     own = {"name": "math", "extract": ["boxed", "last_number"], "timeout_seconds": 8.0}

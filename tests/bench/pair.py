@@ -17,14 +17,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.sampler.temperature import Temperature
 from tests.bench.__main__ import table
 from tests.bench.measure import PLAIN, Decoding, result_of, run
-from tests.bench.subject import Subject
+from tests.bench.subject import Subject, prompts_of
 
 Spent = tuple[float, float, list[list[int]], tuple[int, int]]
 """Seconds, seconds of processor time, the tokens of each answer, and (drafted tokens that were kept, blocks)."""
@@ -33,9 +32,7 @@ Spent = tuple[float, float, list[list[int]], tuple[int, int]]
 def compare(config: Config) -> list[dict]:
     """The rows of a table, one for each case."""
     model, source = config.model.load("cpu"), config.model
-    template = conversations.resolve(config.dataset.prompt)
-    texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
-    prompts = [model.encode(source.prompt(model.tokenizer, text), not source.chat) for text in texts]
+    prompts = prompts_of(config, model)
     slots = config.hardware.num_slots or len(prompts)
     law = 0.0 if isinstance(config.sampler, Greedy) else getattr(config.sampler, "temperature", 0.0)
     theirs = isinstance(config.sampler, Greedy | Temperature) and slots == 1

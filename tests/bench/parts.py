@@ -78,12 +78,13 @@ def _rates(got: Measurement) -> dict:
     return {"problems/h": got.per_hour, "accepts": got.acceptance, "moved": got.moved}
 
 
-def _median_seconds(call: Callable[[], object]) -> float:
+def _median_seconds(call: Callable[[], object], after: Callable[[], object] = lambda: None) -> float:
     times = []
     for _ in range(_REPEATS):
         started = time.perf_counter()
         call()
         times.append(time.perf_counter() - started)
+        after()
     return float(np.median(times[_REPEATS // 4 :]))
 
 
@@ -95,16 +96,7 @@ def _bare_forward(subject: Subject, batch: int, context: int) -> float:
     subject.causal_lm(input_ids=torch.full((batch, context), 9), logits_to_keep=1, **cached)
     fed, position = torch.full((batch, 1), 9), torch.full((batch, 1), context)
 
-    def forward():
-        subject.causal_lm(input_ids=fed, position_ids=position, **cached)
-
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        forward()
-        times.append(time.perf_counter() - started)
-        cache.crop(-1)
-    return float(np.median(times[_REPEATS // 4 :]))
+    return _median_seconds(lambda: subject.causal_lm(input_ids=fed, position_ids=position, **cached), lambda: cache.crop(-1))
 
 
 @torch.inference_mode()

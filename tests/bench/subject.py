@@ -44,10 +44,14 @@ def with_problems(name: str, config: Config, draft: DFlashDraft | None) -> Subje
 
     model, source = config.model.load("cpu"), cast(HFModel, config.model)
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(source.path, dtype=model.dtype).eval()
+    return Subject(name, causal_lm, model, prompts_of(config, model), config.dataset.max_new_tokens, draft)
+
+
+def prompts_of(config: Config, model: LanguageModel) -> list[np.ndarray]:
+    """The token ids of the configuration's problems."""
     template = conversations.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
-    tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
-    return Subject(name, causal_lm, model, tokens, config.dataset.max_new_tokens, draft)
+    return [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
 
 
 def mid(horizon: int) -> Subject:

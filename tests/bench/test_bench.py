@@ -1,6 +1,5 @@
 """The benchmark: each part returns its rows, and bad values are errors. The measured speeds are not tested."""
 
-import dataclasses
 import json
 import sys
 
@@ -10,8 +9,8 @@ import torch
 
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
-from tests.bench import decoders, equal_chains, gpu, measure, pair
-from tests.bench.__main__ import Bench, main, table
+from tests.bench import decoders, gpu, measure, pair
+from tests.bench.__main__ import main, table
 from tests.bench.measure import temperature
 from tests.bench.subject import subject_of
 
@@ -63,17 +62,6 @@ def test_bad_values_are_errors_of_one_line(monkeypatch, tmp_path, capsys, overri
     assert error.count("\n") == 1
 
 
-def test_help_lists_the_fields(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        main()
-    printed = capsys.readouterr().out
-    assert "python -m tests.bench subjects=[tiny]" in printed
-    for field in dataclasses.fields(Bench):
-        assert field.name in printed
-    assert "whole number >= 16; default 64: number of new tokens of the models other than the embedded one" in printed
-
-
 def finite(rows: list[dict], without: tuple[str, ...] = ()) -> None:
     """Checks that values are finite and that exactly the rows named in `without` lack a value."""
     for row in rows:
@@ -99,15 +87,6 @@ def test_a_model_without_a_draft_is_measured_with_ngrams(drafted):
     finite(rows, ("plain",))
     assert [row["decoder"] for row in rows] == ["plain", "match, ngram"]
     assert decoders.chains(drafted._replace(draft=None), SMALL) == []
-
-
-@pytest.mark.slow
-def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
-    monkeypatch.setattr(equal_chains, "_TURNS", 1)
-    rows = equal_chains.against_generate(drafted._replace(horizon=3), SMALL)
-    assert [(row["chains"], row["by"]) for row in rows] == [
-        (number, name) for number in (1, 8, 32) for name in ("generate", "engine")]
-    assert all(row["ms a token"] > 0 and row["rate / generate"] > 0 for row in rows)
 
 
 def test_numbers_in_tables_have_three_significant_digits():

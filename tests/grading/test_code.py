@@ -4,12 +4,10 @@ import contextlib
 import json
 import re
 import time
-from math import comb
 
 import psutil
 import pytest
 
-from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.code import pool as programs
@@ -17,7 +15,6 @@ from dflash_mcmc.grading.code.pool import ProgramPool
 from dflash_mcmc.grading.code.programs import CodeTask
 from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.statistics.chains import pass_curve
 from dflash_mcmc.store.reading import read_records
 from tests.grading.golds import gold_of, graded
 from tests.runs import execute
@@ -99,17 +96,6 @@ def test_a_launcher_that_is_killed_from_outside_is_started_again(pool, monkeypat
     assert (first.verdict, first.rule, first.reason, second.verdict) == ("ungradable", "lost", "SIGKILL", "correct")
 
 
-def test_execution_must_be_allowed():
-    cli.prepare()
-    with pytest.raises(UserError, match=r"grader\.allow_execution: given False; allowed: true"):
-        cli.check_command(["grader=code"])
-
-
-def test_a_gold_answer_without_tests_is_rejected(pool):
-    with pytest.raises(UserError, match="grader=code: given the gold answer '42'"):
-        pool.submit(0, "x", "42")
-
-
 def test_missing_walls_are_an_error_if_they_are_required(monkeypatch, make_config):
     monkeypatch.setattr(programs, "find_sandbox", lambda: (None, ("user", "limits")))
     with pytest.raises(UserError, match="does not support the walls network, processes"):
@@ -157,7 +143,7 @@ def test_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool, every
 
 
 @pytest.mark.slow
-def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_config, tmp_path):
+def test_a_run_records_rule_walls_and_version(make_config, tmp_path):
     rows = [{"task_id": f"T/{number}", "canonical_solution": "", **ADD._asdict(), "test": test} for number, test in enumerate(
         (ADD.test, "def check(candidate):\n    assert candidate(1, 2) is None\n"))]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -173,10 +159,6 @@ def test_a_run_records_rule_walls_and_version_and_pass_at_k_is_unbiased(make_con
         assert record["rule"]
         assert record["same_string"] is None
     assert sum(result.summary[verdict] for verdict in VERDICTS) == 6
-    made_up = [{**record, "verdict": "correct" if (record["problem"], record["chain"]) in (("T/0", 1), ("T/1", 0), ("T/1", 2))
-                else "wrong"} for record in records]
-    curve = {row["k"]: row["pass_at_k"] for row in pass_curve(made_up)}
-    assert curve == pytest.approx({k: sum(1 - comb(3 - right, k) / comb(3, k) for right in (1, 2)) / 2 for k in (1, 2, 3)})
 
 
 @pytest.mark.parametrize(("grader", "message"), [(PREPARED, "grader=code: given the gold answer"),

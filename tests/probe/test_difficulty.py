@@ -159,32 +159,32 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
         measured(make_config(*GREEDY, "dataset.limit=2", "dataset.max_new_tokens=7"))
 
 
-def test_what_a_stop_ends_is_no_verdict(monkeypatch):
-    """A signal to every process of a job ends the grading processes too. The next start measures the answer again."""
-    path = SimpleNamespace(length=3, tokens=np.arange(3), prompt=np.arange(4))
-    finished = [SimpleNamespace(tag=Unit("a"), result=SimpleNamespace(trajectory=path), failure="")]
-    model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
-    engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
-    config = SimpleNamespace(grader=SimpleNamespace(start=EndedPool), model=SimpleNamespace(thinking=None))
-    problems = {"a": SimpleNamespace(level=2, answer="7", question="")}
-    assert len(list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))) == 1
-    monkeypatch.setattr(stopping, "requested", lambda: True)
-    assert not list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))
+SHORT = SimpleNamespace(tag=Unit("b"), failure="", result=SimpleNamespace(
+    trajectory=SimpleNamespace(length=3, tokens=np.arange(3), prompt=np.arange(4))))
+"""A chain with an answer of three tokens."""
 
 
-def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
-    units = [Unit("a"), Unit("b")]
-    short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3), prompt=np.arange(4)))
-    finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
-                SimpleNamespace(tag=units[1], result=short, failure="")]
+def graded(pool: type, *finished) -> dict[Unit, dict]:
+    """The records of chains that have ended, with signals of a draft of seven tokens."""
     model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
     problems = {name: SimpleNamespace(level=2, answer="7", question="") for name in "ab"}
-    config = SimpleNamespace(grader=SimpleNamespace(start=LatePool), model=SimpleNamespace(thinking=None))
-    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._signals(
+    config = SimpleNamespace(grader=SimpleNamespace(start=pool), model=SimpleNamespace(thinking=None))
+    return dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._signals(
         None, SimpleNamespace(num_drafted=7), answer)))
-    assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
-    assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}
+
+
+def test_what_a_stop_ends_is_no_verdict(monkeypatch):
+    """A signal to every process of a job ends the grading processes too. The next start measures the answer again."""
+    assert len(graded(EndedPool, SHORT)) == 1
+    monkeypatch.setattr(stopping, "requested", lambda: True)
+    assert not graded(EndedPool, SHORT)
+
+
+def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
+    assert graded(LatePool, SimpleNamespace(tag=Unit("a"), result=None, failure="no memory"), None, SHORT) == {
+        Unit("a"): {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"},
+        Unit("b"): {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}}
 
 
 # Signals compared with float64 loops and numbers by hand; each place has its own distributions.

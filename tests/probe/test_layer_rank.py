@@ -12,7 +12,6 @@ from dflash_mcmc import probe
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.probe.layer_rank import NORMS, median_of
-from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
 from tests.probes import changed, measured, records
@@ -146,24 +145,6 @@ def test_the_target_always_predicts_its_own_greedy_answers(result):
     assert summary.values["num_hard"] == 0
     assert row_of(summary.tables["hard_layers"], "target")["mean_rank"] is None
     assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("skipped", [1, 2])
-def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
-    given = probe.answers
-
-    def some_empty(*arguments):
-        for number, (unit, answer) in enumerate(given(*arguments)):
-            yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
-
-    monkeypatch.setattr(probe, "answers", some_empty)
-    result = execute(make_config(*RUN, "dataset.limit=2"))
-    assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
-    assert result.summary["num_skipped"] == skipped
-    assert bool(result.summary["tables"]["layers"]) == (skipped < 2)
-    assert (result.folder / "fig_layer_probe_ranks.png").exists() == (skipped < 2)
-    assert "layer_rank: layers" in of_probes([result.folder])
 
 
 def test_an_answer_shorter_than_a_block_has_no_ranks_of_the_draft(result, monkeypatch):

@@ -13,7 +13,7 @@ from dflash_mcmc.blend.model import ModelBlend
 from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import layers
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import logit_blend
@@ -266,15 +266,6 @@ def test_a_chosen_blend_is_one_more_source(result):
                                    "blend.prompt": None}
     row, = (row for row in config.probe.summarise(chosen, measured(chosen)).tables["agreement"] if row["source"] == "blend")
     assert row["layer"] is None
-
-
-@pytest.mark.slow
-def test_the_target_agrees_with_itself_as_another_model(make_config):
-    found = execute(make_config(*RUN, "blend=contrastive", "blend.model=tiny"))
-    row, = (row for row in found.summary["tables"]["agreement"] if row["source"] == "blend")
-    assert (row["kl"], row["rank_correlation"]) == pytest.approx((0.0, 1.0), abs=1e-4)
-    with pytest.raises(ConfigError, match="blend: given 'draft'; allowed: another one, or none: probe=logit_blend with"):
-        make_config(*RUN, *DRAFT, "blend=draft")
 
 
 def test_a_blend_s_model_with_too_few_positions_is_refused(result, monkeypatch):

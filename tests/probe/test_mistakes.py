@@ -27,6 +27,7 @@ MISTAKES = [
     ("probe=logit_blend probe.betas=[0.1,0.1]", "probe.betas: ", "[0.1, 0.1]; allowed: different numbers"),
     ("probe=logit_blend probe.betas=[0.1,1.1]", "probe.betas: ", "[0.1, 1.1]; allowed: different numbers from -10 to 1"),
     ("probe=logit_blend probe.betas=[-11]", "probe.betas: ", "[-11.0]; allowed: different numbers from -10 to 1"),
+    ("probe=logit_blend draft=tiny blend=draft", "blend: given 'draft'", "another one, or none: probe=logit_blend with"),
     ("experiment=rejection_sampling probe=rejection_samplin", "probe: ", "did you mean 'rejection_sampling'"),
     ("experiment=rejection_sampling probe.vocab_size=1", "probe.vocab_size: ", "1; allowed: a whole number >= 2"),
     ("experiment=rejection_sampling probe.num_draws=750",

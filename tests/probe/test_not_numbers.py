@@ -48,16 +48,6 @@ def spoilt(monkeypatch, of: type, calls: int, value: float = torch.nan) -> None:
     monkeypatch.setattr(of, "logits", sometimes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe, value):
-    spoilt(monkeypatch, DFlashDrafter, 10**9, value)
-    summary, found = run(probe)
-    assert [record["skipped"] for record in found] == [NOT_NUMBERS] * 2
-    assert summary["num_skipped"] == 2
-
-
 @pytest.mark.parametrize("overrides", [
     ("sampled_verify", "sampler=temperature", "probe.agent_tokens=60", "probe.agent_answer=4", "probe.agent_runs=1",
      "probe.long_tokens=8", "probe.temperatures=[1]", "probe.faults=[]"),

@@ -4,12 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import sampled_verify
 from dflash_mcmc.rng import Key
-from tests.checkpoints import hybrid_pair
 from tests.composing import composed
 from tests.probes import measured
 from tests.runs import execute
@@ -75,22 +73,6 @@ def test_a_record_depends_on_its_unit_alone(tmp_path):
     for record in (*together, *alone):
         del record["seconds"]
     assert together == alone
-
-
-@pytest.mark.slow
-def test_a_target_with_recurrent_layers_gives_the_tokens_of_plain_sampling(tmp_path):
-    """The document's own family: Qwen3.5 with a DFlash draft. Some blocks are kept, some are rolled back."""
-    config = composed(tmp_path, "experiment=sampled_verify", *hybrid_pair(tmp_path), *SMALL, "dataset.limit=2",
-                      "num_chains=2", "probe.agent_runs=1")
-    with torch.random.fork_rng():  # transformers draws random numbers while it loads the model
-        found = execute(config)
-    assert {mine["workload"]: (mine["equal"], mine["n"]) for mine in found.summary["tables"]["same_key"]} == {
-        "short": (4, 4), "long": (2, 2), "agent": (1, 1)}
-    assert [mine["decoder"] for mine in found.summary["tables"]["short"]] == [
-        "plain", "speculative_match", "greedy_first", "finite_window"]
-    for table in ("short", "long"):
-        speculative, plain = (row(found, table, decoder)["tokens_per_forward"] for decoder in ("speculative_match", "plain"))
-        assert speculative > 1.0 > plain
 
 
 def test_repetition():

@@ -1,6 +1,5 @@
 """The probe compared with a loop over blocks that uses only transformers, the draft's class and numpy; tables by hand."""
 
-import copy
 import math
 from types import SimpleNamespace
 
@@ -132,16 +131,6 @@ def test_bad_input_is_a_one_line_error(make_config, tmp_path, overrides, message
     with refused(start=message):
         execute(make_config(*short, *overrides))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_short_answers_are_counted(make_config):
-    config = make_config(*SHORT, "dataset.max_new_tokens=8", "probe.draft_temperatures=[1]")
-    config.draft.block_size = 8
-    result = execute(config)
-    assert result.summary["num_skipped"] + result.summary["num_problems"] == 4
-    skipped = copy.deepcopy(config.probe).summarise(config, [{"problem": "a", "chain": 0, "skipped": "empty"}])
-    assert (skipped.values["num_skipped"], skipped.values["num_blocks"], skipped.tables) == (1, 0, {})
 
 
 def made_record(problem: str, acceptance: list[float], log_w: list[float], block_size: int = 16,

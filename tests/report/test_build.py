@@ -15,9 +15,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable
-from dflash_mcmc.report.table import overall
 from dflash_mcmc.runner.units import tasks_of
-from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.schema import to_line
 from tests import published
@@ -152,20 +150,6 @@ def test_the_page_is_complete_and_loads_nothing(document):
     for file in (document.folder / "tables").iterdir():
         assert f"tables/{file.name}" in page
     assert "left out" not in " ".join(document.parts[0].warnings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("problems", "chains"), [(3, 2), (11, 2), (3, 1)])
-def test_several_chains_of_few_problems_carry_the_caution(undrawn, tmp_path, problems, chains):
-    records = [record(str(problem), "correct" if problem else "wrong", chain)
-               for problem in range(problems) for chain in range(chains)]
-    run = write(tmp_path / "few", "temp", records)
-    built = build([run])
-    line = "some intervals are a bootstrap over 3 problems"
-    expected = (problems, chains) == (3, 2)
-    assert (line in (built.folder / "report.md").read_text()) == expected
-    (run / "summary.json").write_text(json.dumps(summarise("temp", records)))
-    assert (line in overall([run])) == expected
 
 
 def test_records_alone_are_enough_and_old_files_are_removed(document, undrawn, tmp_path):

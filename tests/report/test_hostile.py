@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from xml.etree import ElementTree
 
@@ -12,10 +11,8 @@ from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable, csv_of, framed, text_of
 from dflash_mcmc.report.table import table_of
 from dflash_mcmc.store.described import PROBLEMS, as_lines
-from dflash_mcmc.store.reading import read_records
 from tests.report.chromium import look, needed
 from tests.report.folders import record, write
-from tests.runs import execute
 
 FORMULAS = ('=HYPERLINK("http://x","y")', "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "\uff1d1")
 QUOTED = ("a-b=c", '"', 'a"b', "a\rb", "a\nb", ",")
@@ -119,23 +116,6 @@ def test_the_canary_fires_where_a_text_is_markup(hostile, tmp_path):
     assert look(page, tmp_path, WALK, quiet=False)["fired"] is None
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page, count=1)
     assert look(page, tmp_path, WALK, quiet=False)["fired"] == 1
-
-
-@pytest.mark.slow
-def test_a_run_over_hostile_ids_is_drawn_and_resumed(make_config, tmp_path):
-    """Ids are keys, not names of files; half a character cannot be in a file of rows."""
-    rows = [{"problem": f"{text[:40]} 1+1?", "answer": "2", "level": 1, "subject": text, "unique_id": text}
-            for text in HOSTILE if text.isascii()]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    arguments = ("dataset=math500", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false", "sampler=greedy",
-                 "dataset.max_new_tokens=2", f"paths.outputs={tmp_path}/outputs")
-    assert execute(make_config(*arguments, "dataset.limit=3")).num_new == 3
-    done = execute(make_config(*arguments))
-    assert done.num_new == len(rows) - 3
-    assert {record["problem"] for record in read_records(done.folder)} == {row["unique_id"] for row in rows}
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "outputs"}
-    assert {path.name for path in done.folder.iterdir()} == {"config.yaml", "run.json", "records.jsonl", PROBLEMS,
-                                                             "summary.json", "lock"}
 
 
 @pytest.mark.slow

@@ -63,6 +63,14 @@ def test_rows_over_different_samples_have_a_note(tmp_path):
     assert note.startswith("The rows cover different samples: each row uses all recorded samples of its run.")
 
 
+def test_several_chains_of_few_problems_carry_the_caution(tmp_path):
+    run = folder(tmp_path / "a", "temp", {})
+    assert "bootstrap" not in overall([run])
+    records = [record(problem, "correct" if problem > "a" else "wrong", chain) for problem in "abc" for chain in range(2)]
+    (run / "summary.json").write_text(json.dumps(summarise("temp", records)))
+    assert "some intervals are a bootstrap over 3 problems" in overall([run])
+
+
 def test_every_vote_has_a_row_and_weights_have_a_note(tmp_path):
     run = folder(tmp_path / "a", "temp", {})
     records = [record("a", verdict, chain, answer=answer, log_p=log_p, log_q=log_p, proposals=0, accepted=0, moved=0)

@@ -186,15 +186,6 @@ def test_a_clients_temperature_is_ignored_by_a_sampler_without_one(running):
     assert drawn(temperature=0, extra_body={"sampler": "greedy"})[1] is None
 
 
-def lines_of(running, body: dict) -> list[str]:
-    """The lines of a stream."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=processes.HANG)
-    with contextlib.closing(connection):
-        connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}).encode(),
-                           {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
-        return [line for line in connection.getresponse().read().decode().split("\n\n") if line]
-
-
 def test_a_stream_has_each_answer_whole(running):
     client = running.client()
     asked = dict(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5, n=2,
@@ -255,23 +246,11 @@ def test_a_prompt_can_be_scored(running, max_tokens, stop):
         greedy = [token == most for token, most in zip([*own, *answer][1:], best, strict=True)]
         tops = [max(top.values()) for top in said["top_logprobs"][1:]]
         assert [value == top for value, top in zip(said["token_logprobs"][1:], tops, strict=True)] == greedy
+        pieces = [piece.decode(errors="replace") for piece in running.service._texts.shown(best)]
+        assert [list(top) for top in said["top_logprobs"][1:]] == [[piece] for piece in pieces]
         assert not all(greedy)
         assert any(greedy) or own is not prompt
     assert reply["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in reply["choices"])
-
-
-@pytest.mark.slow
-def test_the_most_likely_token_is_told_with_each_token_of_an_answer(running):
-    _, reply = running.post({"prompt": QUESTION, "seed": 5, "logprobs": 1, "return_token_ids": True})
-    (mine,) = samples(QUESTION, chat=False)
-    (choice,) = reply["choices"]
-    assert choice["token_ids"] == mine.tokens
-    prompt = model_tokenizer()(QUESTION)["input_ids"]
-    log_p, best = most_likely([*prompt, *mine.tokens])
-    begin = len(prompt) - 1
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(log_p[begin:], abs=1e-3)
-    pieces = [piece.decode(errors="replace") for piece in running.service._texts.shown(best[begin:])]
-    assert [list(top) for top in choice["logprobs"]["top_logprobs"]] == [[piece] for piece in pieces]
 
 
 WRONG = {
@@ -456,8 +435,8 @@ def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd
     bad.join()
     assert found["bad"][0] == 500
     assert found["bad"][1]["error"]["message"] == "the sampler failed; the log says why"
-    *_, last = lines_of(running, {"prompt": "x", "sampler": "temperature"})  # a stream has had its status
-    assert json.loads(last.removeprefix("data: "))["error"] == found["bad"][1]["error"]
+    _, stream = running.post({"prompt": "x", "sampler": "temperature", "stream": True})  # it has had its status
+    assert json.loads(stream["text"].rpartition("data: ")[2])["error"] == found["bad"][1]["error"]
     assert "RuntimeError: a failure of the test" in capfd.readouterr().err
     assert found["good"][0] == 200
     assert found["good"][1]["choices"][0]["text"] == samples(QUESTION, chat=False)[0].text

@@ -1,7 +1,4 @@
-"""Paired comparisons against published values, enumeration and simulation.
-
-`tests/report/test_comparison.py` compares a thousand random tables with the tests of scipy and statsmodels.
-"""
+"""Paired comparisons against published values, enumeration and simulation."""
 
 import itertools
 
@@ -131,26 +128,6 @@ def test_the_interval_covers_whatever_the_shares_are(number, shares, least):
     assert min(coverage(number, a, b) for a in shares for b in shares if a + b <= 1.0) >= least
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [8, 20])
-@pytest.mark.parametrize("chains", [2, 4, 16])
-@pytest.mark.parametrize(("ability", "shift", "spread"), [(0.6, -0.2, 3.0), (0.95, -0.1, 0.5), (0.03, 0.05, 0.5)])
-def test_the_interval_of_several_chains_covers(number, chains, ability, shift, spread):
-    """Problems differ in difficulty, and the runs differ more on some than on others."""
-    rng, experiments = np.random.default_rng(0), 2000
-
-    def abilities(count: int) -> tuple[np.ndarray, np.ndarray]:
-        own = rng.beta(ability * spread, (1.0 - ability) * spread, count)
-        return np.clip(own + shift * rng.uniform(0.0, 2.0, count), 0.0, 1.0), own
-
-    truth, covered = float(np.subtract(*abilities(1_000_000)).mean()), 0
-    for _ in range(experiments):
-        a, b = (rng.binomial(chains, own) / chains for own in abilities(number))
-        difference = mean_difference(a - b, chains)
-        covered += difference.low <= truth <= difference.high
-    assert covered / experiments >= 0.945
-
-
 def test_equal_differences_bound_the_share_of_other_problems():
     """With five equal differences at most 1 - 0.025^(1/5) of all problems differ, each by at most what is possible."""
     found, others = mean_difference(np.full(5, 0.5), 1), 1.0 - 0.025**0.2
@@ -217,13 +194,6 @@ def test_problems_and_chains_needed_are_the_fewest():
     assert noise.resolved(400, chains) <= 0.03 < noise.resolved(400, chains - 1)
     assert noise.chains_needed(0.03, 100) is None  # of infinitely many chains 0.02 / 100 is left
     assert VarianceParts(0.0, 1.0).resolved(2, 1) is None
-
-
-def test_eight_chains_of_the_programs_resolve_three_points():
-    """Two draws at 0.25 differ on 16 % of 164 problems."""
-    noise = VarianceParts.of(*table(70, 13, 13, 68))
-    assert noise.problems == 0.0
-    assert [round(100 * noise.resolved(164, chains), 1) for chains in (1, 8)] == [8.7, 3.1]
 
 
 def test_a_run_of_one_chain_has_no_noise_of_its_own():

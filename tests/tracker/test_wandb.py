@@ -10,10 +10,12 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 from tqdm import tqdm
 
+from dflash_mcmc.store.described import PROBLEMS, as_lines
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.tracker import SAMPLE_COLUMNS, RunInfo
+from dflash_mcmc.tracker import SAMPLE_COLUMNS, RunInfo, sample_rows
 from dflash_mcmc.tracker.wandb import WandbTracker, artifact_name
 from tests.runs import execute
+from tests.statistics.test_summaries import record as sample
 
 
 def inspect(folder: Path, *flags: str) -> str:
@@ -101,22 +103,10 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     check_artifact(folder, result.folder, f"records-demo-{identity}")
 
 
-@pytest.mark.slow
-def test_the_summary_has_every_way_to_combine_chains(tracked):
-    result, folder = tracked("condition=temp", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=32",
-                             "aggregate=[majority,power,adaptive]")
-    (file,) = folder.glob("files/media/table/*.json")
-    rows = [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in json.loads(file.read_text())["data"]]
-    of_problem = [row["problem"] for row in rows]
-    later = [problem in of_problem[:place] for place, problem in enumerate(of_problem)]
-    assert sum(later) == 2
-    assert [row["question"] is None for row in rows] == [row["prompt"] is None for row in rows] == later
-    kept = json.loads(inspect(folder, "--summary"))["summary"]
-    keys = ("accuracy", "effective_chains", "dominated")
-    names = [f"{by}/{key}" for by in ("power", "adaptive") for key in keys]
-    for name in ("majority/accuracy", *names):
-        assert kept[name] == pytest.approx(result.summary[name])
-    assert 1.0 <= kept["power/effective_chains"] <= 2.0
+def test_the_question_is_in_the_first_row_of_a_problem(tmp_path):
+    (tmp_path / PROBLEMS).write_bytes(as_lines([{"id": "a", "question": "How many?", "gold": "1", "prompt": "P"}]))
+    rows = sample_rows([sample("a", "correct", chain) for chain in range(2)], tmp_path)
+    assert [(row["question"], row["prompt"]) for row in rows] == [("How many?", "P"), (None, None)]
 
 
 def check_artifact(folder: Path, run: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import key_of
-from tests import processes, runs
+from tests import runs
 from tests.engine.api.test_law import drawn, moved, p_value
 from tests.serving import Served
 
@@ -80,36 +80,6 @@ def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
             assert one["tokens_drawn"] == one["num_tokens"]
             assert one["bits"] == "server"
             assert "bits" not in here[key]
-
-
-@pytest.mark.slow
-def test_potentials_and_votes_are_those_of_any_engine(served, make_config):
-    """A chain that weighs answers by a pattern finds it more often than one that does not."""
-    few = ("experiment=demo", "sampler=best_of_n", "sampler.num_candidates=4", "sampler.temperature=1.0", "num_chains=2",
-           "dataset.limit=4", "dataset.max_new_tokens=40", "engine=api", f"engine.url={served}")
-    tilted = records(make_config(*few, "potential=regex", "potential.pattern=9", "potential.beta=50.0"))
-    assert all(one["measures"]["potential_calls"] >= 1 for one in tilted.values())
-    found = [one["measures"]["potential"] for one in tilted.values()]
-    plain = records(make_config(*few, "aggregate=majority"))
-    assert sum(found) > sum("9" in one["text"] for one in plain.values())
-    summary = runs.execute(make_config(*few, "aggregate=majority")).summary
-    assert summary["majority/num_samples"] == 4
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_samples(served, make_config, tmp_path):
-    overrides = ("experiment=demo", *runs.QUICK, "sampler.num_blocks=2", "dataset.max_new_tokens=16", "dataset.limit=3",
-                 "num_chains=2", "engine=api", f"engine.url={served}")
-    whole = records(make_config(*overrides))
-    arguments = [*runs.held(2, *overrides), f"paths.outputs={tmp_path / 'killed'}"]
-    with processes.start(arguments, tmp_path) as program:
-        processes.wait_until(lambda: sum(len(file.read_bytes().splitlines()) for file in
-                                         (tmp_path / "killed").rglob("records.jsonl")) >= 2)
-        program.kill()
-        assert program.wait(processes.HANG) == -9
-    resumed = records(make_config(*overrides, f"paths.outputs={tmp_path / 'killed'}"))
-    assert len(resumed) == len(whole) == 6
-    assert {key: one["tokens"] for key, one in resumed.items()} == {key: one["tokens"] for key, one in whole.items()}
 
 
 @pytest.mark.slow
