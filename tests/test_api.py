@@ -59,20 +59,6 @@ def records_of(folder: Path, *overrides: str) -> list[dict]:
     return sorted(found, key=lambda record: (record["problem"], record["chain"]))
 
 
-def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
-    assert len(samples) == len(records) > 0
-    for sample, record in zip(samples, records, strict=True):
-        assert (sample.id, sample.chain) == (record["problem"], record["chain"])
-        for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
-            assert getattr(sample, name) == record[name]
-        assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
-        # A record has these only if they are not 0.
-        recorded = {"blocks_verified": 0, "tokens_verified": 0, "tokens_shared": 0,
-                    "companion_forwards": 0, **record}
-        assert sample.cost == Cost(**{name: recorded[name] for name in Cost._fields})
-        assert list(sample.trace) == record["trace"]
-
-
 def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
     asked = {problem.id: problem.question for problem in dflash_mcmc.component("dataset", "arith", limit=3).problems()}
     records = records_of(tmp_path, "dataset.limit=3", "sampler=temperature", "blend=layer", "blend.beta=0.1", "blend.layer=5",
@@ -82,7 +68,15 @@ def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
             model, None, asked, sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5),
             decoder=dflash_mcmc.SpeculativeMatch(), draft="tiny", num_chains=2, seed=3,
             hardware=dflash_mcmc.Local(num_slots=2), progress=False)
-        assert_same(samples, records)
+        assert len(samples) == len(records) == 6
+        for sample, record in zip(samples, records, strict=True):
+            assert (sample.id, sample.chain) == (record["problem"], record["chain"])
+            for name in ("text", "tokens", "log_p", "log_q", "proposals", "accepted", "moved"):
+                assert getattr(sample, name) == record[name]
+            assert sample.finish_reason == record["finish_reason"] == ("stop_id" if record["ended"] else "length")
+            # A record has costs only if they are not 0.
+            assert sample.cost == Cost(**{name: record.get(name, 0) for name in Cost._fields})
+            assert list(sample.trace) == record["trace"]
         assert all(sample.cost.blocks_drafted for sample in samples)
 
 

@@ -74,7 +74,7 @@ def chains(subject: Subject, sizes: Sizes) -> list[dict]:
         rows.append({"by": name, "tau": None if name.startswith("draft_mh") else together.accepted_length,
                      "forwards/token": together.mean_cost("target_forwards") / together.mean_drawn,
                      "accepts": together.acceptance, "moved": together.moved,
-                     "token-forwards": together.mean_token_forwards,
+                     "token-forwards": together.mean_cost("token_forwards"),
                      "target forwards": together.mean_cost("target_forwards"),
                      **_by_batch("tokens/s", sizes, {batch: got.tokens_per_second for batch, got in by_batch.items()}),
                      **_by_batch("problems/h", sizes, {batch: got.per_hour for batch, got in by_batch.items()}),

@@ -55,14 +55,6 @@ class Measurement(NamedTuple):
         return self.mean_cost("tokens_drawn")
 
     @property
-    def mean_skipped(self) -> float:
-        return self.mean_cost("tokens_skipped")
-
-    @property
-    def mean_token_forwards(self) -> float:
-        return self.mean_cost("token_forwards")
-
-    @property
     def mean_steps(self) -> float:
         """Mean number of Metropolis-Hastings steps of a chain."""
         return sum(result_of(chain).proposals for chain in self.done) / self.num_chains

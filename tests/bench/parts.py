@@ -64,9 +64,9 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
         got = run(subject, power_mh(**changes), slots, chains, label=name, **extra)
         gain, error = measure.gain(got, unit) if not extra else (None, None)
         rows.append({"power_mh": name, **_rates(got), "time / temperature": got.seconds / unit.seconds,
-                     "steps": got.mean_steps, "log p gained": gain, "+-": error, "token-forwards": got.mean_token_forwards,
-                     "tokens drawn": got.mean_drawn, "skipped": got.mean_skipped,
-                     "read tokens": got.counters.read_tokens / chains})
+                     "steps": got.mean_steps, "log p gained": gain, "+-": error,
+                     "token-forwards": got.mean_cost("token_forwards"), "tokens drawn": got.mean_drawn,
+                     "skipped": got.mean_cost("tokens_skipped"), "read tokens": got.counters.read_tokens / chains})
     return rows
 
 

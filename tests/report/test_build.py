@@ -234,10 +234,6 @@ def test_lenient_reports_the_valid_part(outputs, undrawn, capsys, tmp_path):
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_help(capsys):
-    assert "--lenient" in told(capsys, "--help")[0]
-
-
 def test_the_command_line_is_parsed_before_heavy_libraries_are_imported():
     code = "import sys, dflash_mcmc.report.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`python -m dflash_mcmc.compare`: real logs of other tools, and its numbers against scipy and statsmodels.
+"""`python -m dflash_mcmc.compare`: real logs of other tools, and its numbers by hand.
 
 `logs/` has what Inspect 0.3.285 and lm-evaluation-harness 0.4.13 wrote: six problems twice, with a solver that answers at
 random (the events of the .json are left out), the same once under two scorers, and the model `dummy` on twelve documents under

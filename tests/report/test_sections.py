@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, swept
 from dflash_mcmc.report.study import ProbeRun, study_of
+from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, study_over, write
@@ -440,15 +440,10 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
     assert all(part in text for part in expected)
 
 
-def option_fields(group: str, name: str) -> dict:
-    """The default values of a component's fields."""
-    return dataclasses.asdict(components(group)[name].cls())
-
-
 class TestAgreement:
     def test_runs_of_one_power_are_compared_and_others_are_not(self, tmp_path):
         values = [-1.0, -1.2, -0.9, -1.1]
-        fields = option_fields("sampler", "power_mh")
+        fields = dataclasses.asdict(PowerMH())
         for name, changed, less in (("ps", {}, 0.0), ("far", {"num_steps": 1}, 9.0), ("other", {"alpha": 2.0}, 9.0)):
             made = identity("ps", **{f"sampler__{key}": value for key, value in changed.items()})
             records = [record(f"p{place}", chain=chain, log_p=value - less) for place in range(5)

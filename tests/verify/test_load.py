@@ -1,13 +1,11 @@
-"""Audits by the number of requests at once: each fault that load alone shows, and right servers."""
+"""Audits by the number of requests at once: each fault that load alone shows, and a right server."""
 
 import json
 
 import pytest
 
 from dflash_mcmc.engine.api import endpoint
-from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
-from dflash_mcmc.verify import behaviour, drawn
 from tests.verify.crafted_server import FAULTS, CraftedServer, one_layer
 from tests.verify.test_verify import told
 
@@ -46,25 +44,6 @@ def test_a_fault_beside_other_requests_is_red_where_it_appears(fault, checkpoint
     assert rows["the same seed, 8 at once and 1"] == ("differs" if ABOVE[fault] < 8 else "right")
 
 
-def red_of(model, fault: str, above: int, seed: int, overrides: list[str], level: float, file) -> tuple[str, int | None]:
-    """Where an audit of a crafted server is red, and after how many tokens."""
-    config, server = program._stated([*overrides, f"seed={seed}"]), CraftedServer(model, fault, above)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(endpoint, "fetch_json", server.fetch)
-        found, _ = behaviour.under_load(drawn.connected("http://crafted/v1"), config, model, SamplingParams(), level, file,
-                                        [1, 8, 24], bits=False, processed=False)
-    server.close()
-    return found.at if found.is_red else "", found.together.red_at
-
-
-@pytest.mark.slow
-def test_right_servers_are_green_in_200_audits(checkpoint, tmp_path):
-    overrides = given(checkpoint, 8)
-    model = program._stated(overrides).model.load("cpu")
-    red = [seed for seed in range(200) if red_of(model, "", 0, 1_000 * seed, overrides, 0.01, tmp_path / f"{seed}.jsonl")[0]]
-    assert len(red) <= 2, red
-
-
 @pytest.mark.slow
 def test_a_promise_of_bits_and_wrong_commands(checkpoint, tmp_path, capsys, monkeypatch):
     """A server whose draws depend on the batch has the law, which the promise alone makes wrong."""
@@ -73,7 +52,8 @@ def test_a_promise_of_bits_and_wrong_commands(checkpoint, tmp_path, capsys, monk
     monkeypatch.setattr(endpoint, "fetch_json", lambda url, body=None, **more: server.fetch(
         url, body and {**body, "seed": next(seeds) if body["temperature"] else body["seed"]}, **more))
     try:
-        assert told([*common, "--concurrency", "1,4"], capsys)[0] == 0
+        code, out, _ = told([*common, "--concurrency", "1,4"], capsys)
+        assert (code, ", red at 10^3.3)" in out) == (0, True), out  # each number has half of the level
         code, out, _ = told([*common, "--concurrency", "1,4", "--bits"], capsys)
     finally:
         server.close()
