@@ -121,5 +121,4 @@ def memory_plan(config: Settings, model: "LanguageModel | TargetShape", prompt_l
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
     hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion)
-    planned = plan(work, hardware.num_slots, share, hardware.memory_gb, still_to_load)
-    return options, planned
+    return options, plan(work, hardware.num_slots, share, hardware.memory_gb, still_to_load)

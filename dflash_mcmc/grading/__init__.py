@@ -77,7 +77,6 @@ class AnswerGrader(Grader):
     until: list[str] = identity([], "texts that end the answer, such as '\\nQuestion:' where a base model invents a next "
                                 "question (\\n is a line feed)")
 
-
     def check(self, config: Settings) -> None:
         extraction.rules_of(self.extract, self.sources, self.auto)
         if not all(self.until):  # an empty text would end every answer at its start

@@ -175,21 +175,6 @@ PLACES: dict[str, Callable[[str, str], _Chosen | None]] = {
 """The places by extraction rule. Each takes an answer and the letters, and returns None if the answer lacks the place."""
 
 
-class LetterPool(GradesAtOnce):
-    """Grades texts by the letter that they choose."""
-
-    def __init__(self, letters: str, extraction: Extraction = AUTO):
-        super().__init__(self._graded)
-        self._letters, self._extraction = letters, extraction
-
-    def _graded(self, text: str, gold: str, question: str) -> Grade:
-        """Raises UserError if the gold answer names no letter or several."""
-        right = gold_letter(gold, self._letters)
-        letter, rule = final_letter(text, self._letters, self._extraction)
-        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
-        return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
-
-
 @register("grader", "choice")
 @dataclass(slots=True, kw_only=True)
 class ChoiceGrader(AnswerGrader):
@@ -212,5 +197,10 @@ class ChoiceGrader(AnswerGrader):
     def check_gold(self, gold: str) -> None:
         gold_letter(gold, self.letters)
 
-    def start(self) -> LetterPool:
-        return LetterPool(self.letters, self.extraction())
+    def start(self) -> GradesAtOnce:
+        return GradesAtOnce(self._graded)
+
+    def _graded(self, text: str, gold: str, question: str) -> Grade:
+        right, (letter, rule) = gold_letter(gold, self.letters), final_letter(text, self.letters, self.extraction())
+        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
+        return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)

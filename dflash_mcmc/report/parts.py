@@ -35,11 +35,6 @@ class ReportTable(NamedTuple):
     data: Sequence[Mapping[str, Any]] | None = None
     """Rows of the CSV file, if they differ from the rows shown to readers."""
 
-    @property
-    def frame(self) -> "pd.DataFrame":
-        """The table of the CSV file; a missing value is None."""
-        return framed(self.rows if self.data is None else self.data)
-
     def cells(self) -> list[list[str]]:
         """The texts that readers see, row by row."""
         return [[text(row.get(of)) if isinstance(of, str) else of(row) if callable(of) else number(row, *of)

@@ -174,13 +174,11 @@ class Candidate(NamedTuple):
     """Whether that text was graded correct. Texts of one vote may differ in what the normal form drops."""
 
 
-class VoteCounts(NamedTuple):
-    """Votes of each correct and each wrong answer, in descending order, and the number of chains that do not vote."""
+VoteCounts = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Votes of each correct and each wrong answer, in descending order, and the number of chains that do not vote.
 
-    correct: tuple[int, ...]
-    """Votes of each correct answer. There are several if the grader accepts answers whose normalised strings differ."""
-    wrong: tuple[int, ...]
-    silent: int
+There are several correct answers if the grader accepts answers whose normalised strings differ.
+"""
 
 
 class Votes(NamedTuple):
@@ -208,7 +206,7 @@ class Votes(NamedTuple):
         """The counts that determine the expected result of a vote."""
         correct, wrong = (tuple(sorted((candidate.number for candidate in self.candidates if candidate.correct is side),
                                        reverse=True)) for side in (True, False))
-        return VoteCounts(correct, wrong, self.silent)
+        return correct, wrong, self.silent
 
 
 @lru_cache(maxsize=4096)
@@ -217,10 +215,9 @@ def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, .
 
     This is a sum over the correct answers. Each of them contributes the mean of 1 / winners if it wins, else 0.
     """
-    expected = np.zeros(len(ks))
-    for index, votes in enumerate(counts.correct):
-        others = counts.correct[:index] + counts.correct[index + 1:] + counts.wrong
-        expected += _expected_win(votes, others, counts.silent, ks)
+    expected, (correct, wrong, silent) = np.zeros(len(ks)), counts
+    for index, votes in enumerate(correct):
+        expected += _expected_win(votes, correct[:index] + correct[index + 1:] + wrong, silent, ks)
     return tuple(expected.clip(0.0, 1.0).tolist())
 
 

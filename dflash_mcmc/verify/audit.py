@@ -214,19 +214,9 @@ def _order_matters(law: SamplingParams) -> bool:
     return law.truncates and law.temperature not in (0.0, 1.0)
 
 
-class Rounding(NamedTuple):
-    """How far another rounding moves logits, in nats, and the mass of the most likely tokens."""
-
-    nats: float
-    mass: float
-
-
-_EXACT = Rounding(0.0, 0.0)
-
-
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice], near: Rounding = _EXACT) -> Payments:
+             pieces: Sequence[slice], near: tuple[float, float] = (0.0, 0.0)) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -234,7 +224,7 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         prompt: token ids of the prompt, int64.
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
-        near: the rounding of engines.
+        near: how far the rounding of engines moves logits, in nats, and the mass of the most likely tokens.
 
     Raises UserError if the function of the law fails or returns something else.
     """
@@ -243,7 +233,8 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
 
 
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
-              near: Rounding) -> Payments:
+              near: tuple[float, float]) -> Payments:
+    nats, mass = near
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
     history = history_along([law], np.concatenate([prompt, tokens]), len(prompt), len(prompt) + piece.start, logits)
     kept = process(logits, law, history)
@@ -268,10 +259,10 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
             of_typical = away.gather(1, drawn[:, None])[:, 0] - away.masked_fill(~kept.isfinite(), 0.0).amax(dim=-1)
             beyond = torch.where(of_typical > 0.0, of_typical, torch.where(beyond > 0.0, beyond, torch.inf))
         beyond = torch.where(possible, 0.0, beyond.double())
-        loosened = law._replace(top_p=min(1.0, law.top_p + near.mass), min_p=law.min_p * math.exp(-near.nats),
-                                typical_p=min(1.0, law.typical_p + near.mass))  # keeps every token that rounding may keep
+        loosened = law._replace(top_p=min(1.0, law.top_p + mass), min_p=law.min_p * math.exp(-nats),
+                                typical_p=min(1.0, law.typical_p + mass))  # keeps every token that rounding may keep
         at_bound = process(logits, loosened, history).gather(1, drawn[:, None])[:, 0].isfinite()
-        beyond = torch.where(at_bound, beyond.clamp(max=near.nats), beyond)
+        beyond = torch.where(at_bound, beyond.clamp(max=nats), beyond)
     top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
     if law.temperature == 0.0:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
@@ -524,5 +515,5 @@ def read_text(model: LanguageModel, text: "DrawnText", law: SamplingParams, blen
             state = blend.mix(state, [output[piece] for output in outputs], model.final_norm)
         return sequences.checked(model.logits(state))
 
-    near = Rounding(near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS)
+    near = near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS
     return payments(logits, text.prompt, text.tokens, law, list(pieces_of(model, len(text.tokens))), near)

@@ -25,7 +25,7 @@ are padded to multiples of eight.
 
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -275,7 +275,11 @@ def free_rows(parts: EngineParts) -> bool:
     networks = [each.decoder for each in parts.models]
     if isinstance(parts.proposer, DFlashDrafter):
         networks.append(parts.proposer.network)
-    if not fits(parts, networks):
+    # Steps are compared where all layers are replaced and have usual widths.
+    if not (all(parts.work.implementation(each) == ATTENTION and each.head_keeps_bits for each in parts.models)
+            and all(map(has_row_layers, networks))
+            and not any(size % _WIDTH_STEP for each in networks for layer in each.modules()
+                        if isinstance(layer, RowLinear) for size in layer.weight.shape)):
         return False
     rule = parts.speculation and parts.speculation.rule
     key = (parts.work.num_drafted, type(parts.proposer), rule, parts.few_rows, torch.get_num_threads(), repr(parts.blend),
@@ -284,14 +288,6 @@ def free_rows(parts: EngineParts) -> bool:
     if key not in agreed:
         agreed[key] = steps_agree(parts)
     return agreed[key]
-
-
-def fits(parts: EngineParts, networks: Sequence[torch.nn.Module]) -> bool:
-    """Whether steps are compared: all layers are replaced, and have usual widths."""
-    return (all(parts.work.implementation(each) == ATTENTION and each.head_keeps_bits for each in parts.models)
-            and all(map(has_row_layers, networks))
-            and not any(size % _WIDTH_STEP for each in networks for layer in each.modules()
-                        if isinstance(layer, RowLinear) for size in layer.weight.shape))
 
 
 @torch.inference_mode()

@@ -144,16 +144,14 @@ class Unblended:
 class Meter:
     """The counters and the clock of an engine.
 
-    Args:
-        now: the clock that measures the turns of chains, in seconds.
-
     Attributes:
+        now: the clock that measures the turns of chains, in seconds.
         clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
         reading_clock: the part of `clock` in which prompts and prefixes were read.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self.counters, self.now = Counters(), now
+    def __init__(self) -> None:
+        self.counters, self.now = Counters(), time.perf_counter
         self.clock = self.reading_clock = self._reading = 0.0
 
     def reset_clock(self) -> None:

@@ -338,7 +338,6 @@ def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.W
         tokens: int64 (rows,).
         logits: float32 (rows, vocabulary), of the source that the tokens are drawn from.
         target: weights of the (blended) target.
-        asked: tells the columns.
         history: the tokens that penalties read.
     """
     columns = [entropy(target)[:, None]]

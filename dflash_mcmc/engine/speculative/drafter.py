@@ -250,6 +250,7 @@ class EagleDrafter(DFlashDrafter):
         super().__init__(network, target, num_drafted + 1)
         self.tapped_layers = network.shape.layers_of(len(target.layers))
         self.companion = entry_shape(network.shape, self.dtype)
+        self._value_dim = self.companion.value_dim
 
     @property
     def num_rows(self) -> int:
@@ -322,11 +323,6 @@ class EagleDrafter(DFlashDrafter):
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(tokens, self._embedding).to(self.dtype)
-
-    @property
-    def _value_dim(self) -> int:
-        return entry_shape(self.network.shape, self.dtype).value_dim
-
 
 class SelfDrafter(Drafter):
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
