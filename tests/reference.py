@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.draft.network.dflash import block_pass
-from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -33,7 +33,7 @@ class ReferenceEngine:
     def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
                  drafter: DFlashDrafter | None = None, companion: Any = None, second: Any = None):
         self.model, self.parts, self.drafter, self.companion, self.second = model, parts, drafter, companion, second
-        self.blend = Unblended() if blend is None else blend
+        self.blend = TargetBlend() if blend is None else blend
 
     def run(self, chain: Steps[Result]) -> Result:
         """The result of a chain."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.interface import ChainTarget, Hidden, Unblended
+from dflash_mcmc.engine.batching.interface import ChainTarget, Hidden, TargetBlend
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import TargetShape
 
 
-class Blend(Component, Unblended):
+class Blend(Component, TargetBlend):
     """Base class of blends. A subclass defines `mix`, and what `mix` reads: layers of the target, a draft, or a companion."""
 
     __slots__ = ()

@@ -8,8 +8,9 @@ import numpy as np
 from dflash_mcmc.chains import build
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, Problem, Trajectory, Unit, Work
@@ -42,6 +43,15 @@ class Answer(NamedTuple):
         if not len(self.tokens):
             return "empty"
         return f"shorter than {least} tokens" if len(self.tokens) < least else None
+
+
+def check_source(config: Settings, source: str) -> None:
+    """Checks that the dataset has solutions for `gold`, except in a dry run that does not read it. Raises ConfigError."""
+    if source != "gold" or config.dataset.is_unread(config):
+        return
+    if any(problem.solution is None for problem in config.dataset.problems()):
+        raise ConfigError("probe.answers", source, f"'greedy', since there are problems of dataset={name_of(config.dataset)} "
+                          "without a solution")
 
 
 def answers(config: Settings, model: "LanguageModel", work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:

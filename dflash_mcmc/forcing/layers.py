@@ -18,8 +18,6 @@ from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 
-NORMS = ("none", "final")
-"""The norm between a layer's output and the head."""
 _STATES_BYTES = 768 * 2**20
 
 

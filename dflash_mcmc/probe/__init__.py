@@ -22,7 +22,7 @@ from dflash_mcmc.chains import cost
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import Answer, answers
+from dflash_mcmc.forcing.answers import Answer, answers, check_source
 from dflash_mcmc.registry import Component, name_of
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -276,10 +276,7 @@ class ForcedProbe(ProblemProbe):
         """Checks that the dataset has the answers, and that the draft reads features if there is one. Raises ConfigError."""
         if not config.draft.is_null:
             check_features(config, f"probe={name_of(self)}")
-        if self.source() == "gold" and not config.dataset.is_unread(config) and any(
-                problem.solution is None for problem in config.dataset.problems()):
-            raise ConfigError("probe.answers", "gold", "'greedy', since there are problems of "
-                              f"dataset={name_of(config.dataset)} without a solution")
+        check_source(config, self.source())
 
     def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.

@@ -166,17 +166,15 @@ def of_tokens(target: "torch.Tensor", draft: "torch.Tensor", tokens: "torch.Tens
 
     Ids without a token have logits -inf in both.
     """
-    import torch
-
     def mean(weights: "torch.Tensor", values: "torch.Tensor") -> "torch.Tensor":
         # A weight of 0 adds nothing, even if the value is infinite.
-        return torch.where(weights > 0, weights * values, 0.0).sum(dim=-1)
+        return (weights * values).where(weights > 0, 0.0).sum(dim=-1)
 
     log_p, log_q = target.log_softmax(dim=-1), draft.log_softmax(dim=-1)
     p, q = log_p.exp(), log_q.exp()
     chosen = tokens[:, None]
     values = (mean(p, log_p - log_q).clamp(min=0.0), mean(q, log_q - log_p).clamp(min=0.0), 0.5 * (p - q).abs().sum(dim=-1),
-              -torch.minimum(p, q).sum(dim=-1).log().clamp(max=0.0), -mean(q, log_q), -log_q.gather(1, chosen)[:, 0],
+              -p.minimum(q).sum(dim=-1).log().clamp(max=0.0), -mean(q, log_q), -log_q.gather(1, chosen)[:, 0],
               (target.argmax(dim=-1) != draft.argmax(dim=-1)).float(),
               -mean(p, log_p), -log_p.gather(1, chosen)[:, 0], 1.0 - p.amax(dim=-1))
     return dict(zip((*SIGNALS[DRAFT], *SIGNALS[TARGET]), values, strict=True))

@@ -67,7 +67,7 @@ class LayerRank(AnswerProbe):
                 if not standing:  # every group of layers comes with the same last states
                     standing[TARGET] = layers.standings(model, layers.layer_source(model, last, "none"), tokens)
                 for layer, states in outputs.items():
-                    for norm in layers.NORMS:
+                    for norm in ("none", "final"):
                         standing[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
             every = torch.ones_like(tokens, dtype=torch.bool)
             speaks = dict.fromkeys(standing, every)

@@ -209,10 +209,8 @@ def blended(target: "torch.Tensor", others: "torch.Tensor | None", beta: float, 
     `others` None is the uniform distribution, with all logits 0. The result equals the target to the last bit if beta is 0 or
     if both are equal. Ids without a token keep -inf.
     """
-    import torch
-
-    mixed = target * (1.0 - beta) if others is None else torch.lerp(target, others, beta)
-    return mixed.masked_fill_(forbidden, -torch.inf)
+    mixed = target * (1.0 - beta) if others is None else target.lerp(others, beta)
+    return mixed.masked_fill_(forbidden, -math.inf)
 
 
 def _sums(kept: list[dict], name: str, sums: list, columns: Sequence[str], **names: Any) -> Observations:

@@ -183,19 +183,17 @@ def samplers_by_name() -> "dict[str, Speculation]":
 def verdict(sampler: "Speculation", logits: "tuple[torch.Tensor, torch.Tensor]", law: SamplingParams, chance: "BlockRandom",
             rows: int) -> "Verdict":
     """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
-    import torch
-
     from dflash_mcmc.engine.batching import logits_processor as laws
     from dflash_mcmc.engine.speculative.rules import Block
 
-    def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> "Weights":
+    def weigh(logits: "torch.Tensor", law: SamplingParams, count: int) -> "Weights":
         return laws.weigh(laws.process(logits.expand(count, -1), law, laws.NO_HISTORY))
 
     target, draft = logits
     weights = weigh(draft, sampler.draft_params(law), rows)
     drafted = sampler.draft(weights, chance, 0)
     judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
-    first = torch.ones(rows, dtype=torch.bool, device=target.device)
+    first = target.new_ones(rows).bool()
     return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
 
 

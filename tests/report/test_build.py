@@ -42,7 +42,7 @@ def table(built: Built, name: str) -> dict[str, dict[str, str]]:
 
 
 def _found(built: Built, name: str) -> ReportTable:
-    return next(table for section in built.sections for table in section.tables if table.name == name)
+    return next(table for section in built.parts[0].sections for table in section.tables if table.name == name)
 
 
 def rows(built: Built, name: str) -> list[dict[str, str]]:
@@ -78,7 +78,7 @@ def test_table_4_2(document):
 def test_table_4_3_and_its_p_value(document):
     assert {name: row["problems"] for name, row in table(document, "overlap").items()} == {
         "both correct": "74", "ps only": "1", "blend_ps only": "7", "neither": "22"}
-    section = next(section for section in document.sections if section.name == "overlap")
+    section = next(section for section in document.parts[0].sections if section.name == "overlap")
     assert "p = 0.070 (exact McNemar, not adjusted): it is not resolved" in section.text[0]
 
 
@@ -141,10 +141,10 @@ def test_the_page_is_complete_and_loads_nothing(document):
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)
     namespace = "http://www.w3.org/2000/svg"  # a name that no browser loads
     assert not re.search(r"@import|url\((?!#)|https?:", page.replace("http-equiv", "").replace(namespace, ""))
-    figures = [drawing.name for section in document.sections for drawing in section.drawings]
+    figures = [drawing.name for section in document.parts[0].sections for drawing in section.drawings]
     assert page.count('<svg role="img"') == len(figures)
     assert all(f"](figures/{name}.png)" in markdown for name in figures)
-    for section in document.sections:
+    for section in document.parts[0].sections:
         assert f'<h2>{section.title}</h2>' in page
         assert f"## {section.title}\n" in markdown
     for file in (document.folder / "tables").iterdir():
@@ -163,7 +163,7 @@ def test_records_alone_are_enough_and_old_files_are_removed(document, undrawn, t
     alone = build([folder / f"greedy-{first.studies[0].runs[0].digest}"], first.folder)
     assert not old.exists()
     assert table(alone, "overall")["greedy"] == table(document, "overall")["greedy"]
-    assert [section.name for section in alone.sections] == ["overall", "samples", "strata", "cost", "provenance"]
+    assert [section.name for section in alone.parts[0].sections] == ["overall", "samples", "strata", "cost", "provenance"]
     assert rows(alone, "levels") == [row for row in rows(document, "levels") if row["run"] == "greedy"]
 
 

@@ -72,7 +72,7 @@ class TestRead:
         assert "ps (not complete: 6 of 10 samples)" in page
         row = next(line for line in text.splitlines() if "not complete" in line)
         assert [cell.strip() for cell in row.strip("|").split("|")][1:4] == ["4", "6", "66.7 %"]
-        paired = next(section for section in built.sections if section.name == "paired").tables[0].rows[0]
+        paired = next(section for section in built.parts[0].sections if section.name == "paired").tables[0].rows[0]
         assert (paired["problems"], paired["left_out"]) == (6, 4)
         assert paired["difference"] == pytest.approx((4 - 5) / 6)  # greedy solves 5 of the first 6
         assert {whole.name, part.name} == {run.folder.name for run in built.studies[0].runs}

@@ -59,8 +59,8 @@ def test_each_dataset_is_a_part_of_the_page(runs, undrawn, monkeypatch):
             for part, study in zip(built.parts[1:], built.studies, strict=True)] == [
         ("math500", ["temp", "greedy", "blend_ps", "ps"], "greedy"), ("math500-2", ["greedy"], "greedy"),
         ("gsm8k", ["ps"], "ps")]
-    assert [row["run"] for row in built.sections[0].tables[0].rows] == ["temp", "greedy", "blend_ps", "ps"]
-    assert built.sections[0].tables[0].cells()[1] == ["greedy", "50.0 % [15.0, 85.0]", "75.0 % [30.1, 95.4]", ""]
+    assert [row["run"] for row in built.parts[0].sections[0].tables[0].rows] == ["temp", "greedy", "blend_ps", "ps"]
+    assert built.parts[0].sections[0].tables[0].cells()[1] == ["greedy", "50.0 % [15.0, 85.0]", "75.0 % [30.1, 95.4]", ""]
     (note,) = built.parts[0].warnings
     assert re.fullmatch(r"two versions of math500 are here: problem 'a' has the answer '42' in .* and '43' in .*; they are "
                         "separate datasets", note)
@@ -102,9 +102,9 @@ def test_runs_without_a_problem_in_common_are_not_compared(undrawn, tmp_path):
     write(tmp_path / "demo", "greedy", records("abcd", "ab"))
     write(tmp_path / "demo", "ps", records("efgh", "ef"))
     built = build([tmp_path / "demo"])
-    (row,) = next(section for section in built.sections if section.name == "paired").tables[0].rows
+    (row,) = next(section for section in built.parts[0].sections if section.name == "paired").tables[0].rows
     assert (row["problems"], row["difference"], row["verdict"]) == (0, None, "not compared: no problem in common")
-    overlap = next(section for section in built.sections if section.name == "overlap")
+    overlap = next(section for section in built.parts[0].sections if section.name == "overlap")
     assert (overlap.tables, overlap.drawings) == ((), ())
     assert "no problem in common" in overlap.text[0]
     assert any("0 of 8 problems are in all runs" in warning for warning in built.parts[0].warnings)

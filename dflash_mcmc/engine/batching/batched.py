@@ -34,7 +34,7 @@ import torch
 
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of, round_up
 from dflash_mcmc.engine.batching.chains import SlotMemory
-from dflash_mcmc.engine.batching.interface import DEFAULTS, ChainRunner, Counters, Finished, Options, Tag, TargetBlend
+from dflash_mcmc.engine.batching.interface import ChainRunner, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
@@ -129,7 +129,7 @@ class BatchedEngine(ChainRunner):
     model: LanguageModel
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
-                 options: Options = DEFAULTS, prompt_length: int | None = None,
+                 options: Options = Options(), prompt_length: int | None = None,  # noqa: B008 - immutable
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None,
                  companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
                  few_rows: bool = False):

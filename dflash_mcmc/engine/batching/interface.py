@@ -61,9 +61,6 @@ class Options(NamedTuple):
     """Positions between two snapshots of the states of recurrent layers."""
 
 
-DEFAULTS = Options()
-
-
 class Counters(NamedTuple):
     """Work that an engine has done. Times are in seconds."""
 
@@ -115,17 +112,8 @@ class ChainTarget(Protocol):
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
-class TargetBlend(Protocol):
-    """What an engine asks of a blend; `Unblended` says what each member means."""
-
-    @property
-    def needs_draft(self) -> bool: ...
-    def tapped_layers(self, num_layers: int) -> tuple[int, ...]: ...
-    def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden: ...
-
-
-class Unblended:
-    """A blend that changes nothing of the target's last hidden state before its head."""
+class TargetBlend:
+    """What an engine asks of a blend. This one changes nothing of the target's last hidden state before its head."""
 
     __slots__ = ()
 

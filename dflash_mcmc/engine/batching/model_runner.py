@@ -21,7 +21,7 @@ import torch
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
-from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import few_rows
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache, replay
@@ -110,7 +110,7 @@ class ModelRunner:
         self.companion, self.second, self.drafting = companion, second, drafting
         self.beside = [runner for runner in (companion, drafting) if runner is not None]
         self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
-        self.blend = Unblended() if blend is None else blend
+        self.blend = TargetBlend() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.rules import Block, BlockRandom, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_slot
@@ -98,7 +98,7 @@ class TabularEngine:
                  companion: TabularModel | None = None, second: tuple[int, ...] | None = None):
         self.model, self.speculation, self.draft, self._level = model, speculation, draft, 0
         self.companion, self.second = companion, second
-        self.blend = Unblended() if blend is None else blend
+        self.blend = TargetBlend() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
         self._shares: dict[int, tuple[np.ndarray, list[float], np.ndarray]] = {}
         self._drafts: dict[tuple, tuple[np.ndarray, laws.Weights]] = {}
