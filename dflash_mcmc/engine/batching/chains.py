@@ -230,6 +230,10 @@ class Slot:
         draws = self.part is not None and self.leader is None
         return self.top + 1 if draws else self.contents.filled
 
+    def begin(self, meter: Meter) -> None:
+        """Notes the clocks at the start of the operation."""
+        self.clock, self.reading_clock = meter.clock, meter.reading_clock
+
     def charge(self, meter: Meter) -> None:
         """Adds the time since the start of the operation to the chain."""
         self.chain.seconds += meter.clock - self.clock

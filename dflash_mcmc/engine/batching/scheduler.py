@@ -202,7 +202,7 @@ class Scheduler(ChainPool):
             if part.shares:
                 leader = first.setdefault((part.chain, part.base.sequence.tobytes()), slot)
                 slot.leader = None if leader is slot else leader
-            slot.clock, slot.reading_clock = self._meter.clock, self._meter.reading_clock
+            slot.begin(self._meter)
             if isinstance(part.operation, Draw):
                 self._draw(slot, part.operation, part.base)
             elif self._memory.cache.recurrent:  # whose states are prepared for one row

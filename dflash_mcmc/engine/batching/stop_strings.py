@@ -109,7 +109,6 @@ def _check(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
 
 
 _NOTHING, FOUND = 0, 1
-_State = int
 
 
 class StopStrings:
@@ -135,7 +134,7 @@ class StopStrings:
         self._steps = _steps(patterns)
         self.classes, self.table = self._compiled()
 
-    def state(self, tokens: np.ndarray) -> _State:
+    def state(self, tokens: np.ndarray) -> int:
         """The state after generated tokens, int64 (n,). Reads only the last of them."""
         pieces, first, held = self._texts.pieces, len(tokens), 0
         last = len(pieces[tokens[-1]]) if first else 0
@@ -156,7 +155,7 @@ class StopStrings:
         length = np.array([len(piece) for piece in self._texts.pieces])
         text, start = np.frombuffer(b"".join(self._texts.pieces), np.uint8), length.cumsum() - length
         usual = self._walked(_NOTHING, np.zeros(len(length), np.int32), text, start, length)
-        changes = dict[_State, tuple[np.ndarray, np.ndarray]]()
+        changes = dict[int, tuple[np.ndarray, np.ndarray]]()
         for state in range(FOUND + 1, len(self._steps)):
             after = self._walked(state, usual, text, start, length)
             tokens = np.flatnonzero(after != usual)
@@ -172,7 +171,7 @@ class StopStrings:
             table[state, classes[tokens]] = after
         return classes.astype(np.int32), table
 
-    def _walked(self, state: _State, usual: np.ndarray, text: np.ndarray, start: np.ndarray,
+    def _walked(self, state: int, usual: np.ndarray, text: np.ndarray, start: np.ndarray,
                 length: np.ndarray) -> np.ndarray:
         """The states after each token from `state`. A walk that meets the one from nothing ends there, as in `usual`."""
         after, tokens, place = usual.copy(), np.arange(len(length)), 0

@@ -236,8 +236,7 @@ class Speculator(StepsOfBlocks):
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
-        width = state.columns.shape[2]
-        further = row_state.columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, width)
+        further = row_state.columns_of_groups(groups, tokens, logits, target, history, self.reach, state.columns.shape[2])
         if further is not None:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = row_state.Proposal(

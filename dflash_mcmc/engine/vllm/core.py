@@ -255,11 +255,12 @@ class VllmEngine(DelegatingEngine):
         model: the target.
         core: vLLM's engine.
         num_chains: chains in progress at once. Requests that do not fit into vLLM's batch wait there.
+        skip_identical: whether the tokens that a draw shares with `Draw.along` are taken without a forward.
     """
 
-    def __init__(self, model: UnloadedTarget, core: VllmCore, num_chains: int):
+    def __init__(self, model: UnloadedTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
         super().__init__(num_chains)
-        self.model, self._core = model, core
+        self.model, self._core, self._skip_identical = model, core, skip_identical
         self._numbers = itertools.count()
         core.stop_at(None if model.stop_strings is None else (model.stop_strings.classes, model.stop_strings.table))
 
@@ -284,7 +285,7 @@ class VllmEngine(DelegatingEngine):
         for part in chain.parts:
             if part.operation.stop is not None:
                 raise ValueError("engine=vllm has no operations with stop strings of their own")
-            if part.prepare(skip_identical=True):
+            if part.prepare(self._skip_identical):
                 base, strings = part.base, self.model.stop_strings
                 matched = 0 if strings is None else strings.state(base.tokens)
                 ticket = Ticket.of(next(self._numbers), part.operation, base, self.model.stop_ids, matched)

@@ -249,8 +249,6 @@ def _larger(table: np.ndarray, *more: int) -> np.ndarray:
     return larger
 
 
-_PLAIN = SamplingParams()
-
 PIECE = 2**18
 """Logits that are drawn from together on a CPU, so that all they become stays in its cache."""
 
@@ -323,7 +321,7 @@ def _of_group(logits: torch.Tensor, group: LawGroup, uniforms: np.ndarray, force
     if any(params.has_penalty for params in every):
         history = laws.history_of(every, [sequence(row) for row in places.tolist()], logits)
     target = laws.weigh(logits)
-    weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
+    weights = target if ticket.params == SamplingParams() else laws.weigh(laws.process(logits, ticket.params, history))
     tokens, interval = laws.draw(weights, torch.from_numpy(uniforms).to(device))
     if group.forced.any():
         tokens = torch.where(torch.from_numpy(group.forced).to(device), torch.from_numpy(forced).to(device), tokens)
