@@ -41,7 +41,7 @@ def test_every_part_writes_its_rows(command, tmp_path):
     results = report["results"]["tiny"]
     assert [len(results[part]) for part in "cf"] == [6, 2]
     for row in results["f"]:
-        assert 0.5 < row["peak / planned"] < 1.5
+        assert 0.25 < row["peak / planned"] < 1.5
     assert "tiny: (c) Duration of an engine step " in done.stdout
 
 
