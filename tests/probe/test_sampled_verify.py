@@ -94,6 +94,7 @@ def test_tool_calls(answer, right):
     assert sampled_verify.has_call(answer) is right
 
 
+@pytest.mark.slow
 def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
     from transformers import AutoTokenizer
 

@@ -106,6 +106,7 @@ def test_each_mistake_of_a_server_is_wrong_and_is_named(tiny, answers):
         assert others <= ({"right", "differs"} if check == "stop ids" else {"right"})
 
 
+@pytest.mark.slow
 def test_what_a_server_refuses_is_not_offered_and_other_tokens_differ(tiny, answers):
     refused = {f"logprobs {place}": "refused with 400: no logprobs" for place in range(3)}
     found = outcomes(tiny, {key: value for key, value in answers.items() if not key.startswith("logprobs")} | refused)

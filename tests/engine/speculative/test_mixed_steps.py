@@ -88,6 +88,7 @@ def test_a_trace_has_the_blocks_of_the_decoder(qwen3):
         assert sum(block["gained"] for block in each.walk) == each.cost.tokens_verified
 
 
+@pytest.mark.slow
 def test_penalties_in_draws_from_the_draft_go_token_by_token(qwen3):
     """Beside draws by the decoder, whose rows they leave as they are."""
     def chain(number):
