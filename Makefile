@@ -43,7 +43,7 @@ newest: $(READY)  ##- the newest packages in .venv; their versions become those 
 	@touch $(READY)
 
 demo: $(BASE)  ## six conditions on the embedded model and problems, and their table (minutes)
-	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps $(ARGS)
+	$(BIN)/python -m dflash_mcmc -m experiment=demo condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
