@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dflash_mcmc.errors import ConfigError, UserError
@@ -198,9 +199,10 @@ class ChoiceGrader(AnswerGrader):
         gold_letter(gold, self.letters)
 
     def start(self) -> GradesAtOnce:
-        return GradesAtOnce(self._graded)
+        return GradesAtOnce(partial(self._graded, self.extraction()))
 
-    def _graded(self, text: str, gold: str, question: str) -> Grade:
-        right, (letter, rule) = gold_letter(gold, self.letters), final_letter(text, self.letters, self.extraction())
+    def _graded(self, extraction: Extraction, text: str, gold: str, question: str) -> Grade:
+        """Raises UserError if the gold answer names no letter or several."""
+        right, (letter, rule) = gold_letter(gold, self.letters), final_letter(text, self.letters, extraction)
         missing = UNSUPPORTED if rule == "length" else NO_ANSWER
         return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)

@@ -269,7 +269,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         named_runs: dict[str, list[ProbeRun]] = {}
         for run in probes:
             named_runs.setdefault(run.summary["probe"], []).append(run)
-        title = f"{_few([run.folder.parent.name for run in probes])}: {len(probes)} run{'s' * (len(probes) > 1)} of probes"
+        title = f"{_few([run.folder.parent.name for run in probes])}: {_counted(probes)} of probes"
         parts = [ReportPart("", f"Probes: {', '.join(named_runs)}.", left_out,
                             [_section_of_probe(name, of) for name, of in named_runs.items()])]
     else:
@@ -280,7 +280,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         studies = [study._replace(probes=probes) for study in studies]
         of_samples = [run for study in studies for run in study.runs]
         folders = [Found(run.folder, True) for run in of_samples]
-        title = (f"{_few([run.experiment for run in of_samples])}: {len(of_samples)} run{'s' * (len(of_samples) > 1)} on "
+        title = (f"{_few([run.experiment for run in of_samples])}: {_counted(of_samples)} on "
                  f"{_few([study.dataset for study in studies])}")
         parts = [_part(study) for study in studies]
         if len(studies) == 1:
@@ -291,6 +291,10 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
     write(folder, title, parts, formats)
     return Built(folder, parts, studies)
+
+
+def _counted(runs: Sequence[object]) -> str:
+    return f"{len(runs)} run{'s' * (len(runs) > 1)}"
 
 
 def _few(names: Sequence[str]) -> str:
