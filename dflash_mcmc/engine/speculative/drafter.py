@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from dflash_mcmc.draft.network.dflash import DraftLayer, SlotwiseNetwork, block_mask, block_range, target_ids
-from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, KVCache, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -34,6 +33,7 @@ from dflash_mcmc.engine.batching.rows import Rows, Status
 from dflash_mcmc.ops import grid_slot
 
 if TYPE_CHECKING:
+    from dflash_mcmc.draft.network.eagle3 import Eagle3
     from dflash_mcmc.engine.batching.gpu import DraftLoop
 
 
@@ -243,10 +243,10 @@ def entry_shape(shape: Any, dtype: torch.dtype) -> CacheShape:
 class EagleDrafter(DFlashDrafter):
     """Drafts token by token; see the module's docstring. The network uses the target's embedding, and no head of it."""
 
-    network: Eagle3  # type: ignore[assignment]
+    network: "Eagle3"  # type: ignore[assignment]
     is_parallel = False
 
-    def __init__(self, network: Eagle3, target: LanguageModel, num_drafted: int):
+    def __init__(self, network: "Eagle3", target: LanguageModel, num_drafted: int):
         super().__init__(network, target, num_drafted + 1)
         self.tapped_layers = network.shape.layers_of(len(target.layers))
         self.companion = entry_shape(network.shape, self.dtype)
@@ -323,6 +323,7 @@ class EagleDrafter(DFlashDrafter):
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(tokens, self._embedding).to(self.dtype)
+
 
 class SelfDrafter(Drafter):
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""

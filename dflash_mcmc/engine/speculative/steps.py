@@ -241,7 +241,7 @@ class Speculator(StepsOfBlocks):
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = row_state.Proposal(
             positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
-            None if further is None else further.view(batch, self.tokens_a_step, -1))
+            None if further is None else further.view(batch, self.reach, -1))
         gained = row_state.commit(state, offer, self.runner.endings)
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
