@@ -256,6 +256,7 @@ def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
     fields = {each["name"]: specs_of(graders[each["name"]]) for each in own if each.get("name") in graders}
 
     names = {text: text.lstrip("+~").partition("=")[0].removeprefix("grader.") for text in overrides}
+
     def of(grader: Mapping[str, Any]) -> list[str]:  # without fields that other runs' graders have, and this one has not
         others = {name for known in fields.values() for name in known} - set(fields.get(grader.get("name", ""), ()))
         return [text for text in overrides if names[text] not in others or not grader or "grader" in names.values()]

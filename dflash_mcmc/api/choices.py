@@ -47,6 +47,7 @@ def named_by_argument() -> Iterator[None]:
 def known_only(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """The function, with one line for a keyword that it does not have: what does the same here, such as for `temperature`."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
+
     @functools.wraps(function)
     def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         if unknown := [name for name in kwargs if name not in known]:

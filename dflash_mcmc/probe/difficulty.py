@@ -50,6 +50,8 @@ not argmax q. Expected acceptance, the sum of min(p, q), is the probability that
 q. Those of the target: H(p), -log p(token), 1 - max p (Settles 2009, "Active learning literature survey"). All signals are in
 nats except total variation, top-1 disagreement and least confidence.
 """
+
+
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
 class Difficulty(ProblemProbe):

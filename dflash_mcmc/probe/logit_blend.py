@@ -40,6 +40,8 @@ SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_fl
 worse ranks, log p of the blend minus that of the target flattened by the same beta, and how often this is positive."""
 AGREEMENT = ("n", "kl", "rank_correlation")
 """Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
+
+
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
 class LogitBlend(AnswerProbe):

@@ -105,6 +105,7 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
     runs = list(runs)
     if not all(0.0 < alpha < math.inf for alpha in alphas):
         raise UserError(f"--alpha: given {' '.join(f'{alpha:g}' for alpha in alphas)}; allowed: numbers > 0")
+
     def plain(run: Run) -> bool:
         return run.component("blend") == "none" or run.identity.get("blend.beta") == 0
 

@@ -318,6 +318,7 @@ class Repeats:
             seen[token] += 1
         return paid
 
+
 class Steps:
     """Bets on the place of a token in a step of an engine that speculates, from the number of tokens of each step.
 

@@ -135,6 +135,8 @@ def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
 # What jobs run is what was submitted: configurations come back whole, and later edits are without effect.
 
 TASK = '{"id": "a", "question": "How much is 1 + 1?", "answer": "2"}\n'
+
+
 def test_relative_paths_mean_the_same_elsewhere(make_config, tmp_path, monkeypatch):
     """A job starts in another folder. `grader.model` is a name of an endpoint, even where a folder has it."""
     monkeypatch.chdir(tmp_path)

@@ -65,6 +65,7 @@ class TestSwept:
             (0, 0.3, 20, 2), (2, 0.6, 20, 2)]
         assert [drawing.name for drawing in section.drawings] == ["fig_sweep_num_steps"]
 
+
 class TestGuided:
     """Greedy decoding solves 20 of 40 problems; a layer helps at beta 0.1, hurts at -0.1, and its rotation does nothing."""
 
@@ -455,6 +456,7 @@ class TestAgreement:
         assert [(row["number"], row["problems"], row["samples_a"], row["verdict"]) for row in found] == [
             ("log p", 5, 20, "differ"), ("tokens", 5, 20, "agree")]
         assert abs(found[0]["difference"]) == pytest.approx(9.0)
+
 
 def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_path):
     timed = [record(problem, chain=chain, prefill_seconds=1.0 + chain, share_seconds=8.0, grade_seconds=0.5, ended=chain == 1)

@@ -23,6 +23,8 @@ from tests.tracker import lines
 from tests.tracker.lines import Lines
 
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
+
+
 @pytest.fixture(autouse=True)
 def _lines(monkeypatch):
     lines.use(monkeypatch.setattr)

@@ -392,7 +392,6 @@ class NamedFields(FromFile):
         return Problem(name, question, answer, level, subject, solution, messages, tools, second)
 
 
-
 @cache
 def _template(field: str, source: str) -> "Template":
     from jinja2 import StrictUndefined, TemplateError
