@@ -31,8 +31,8 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"dflash_mcmc.{_PLACES.get(name, 'api')}")
         return getattr(module, "LoadedEngine" if name == "Engine" else name)
     if name[0].isupper():  # no module has such a name, so that an import of a module never loads the components
+        from dflash_mcmc.components import classes
         from dflash_mcmc.errors import did_you_mean
-        from dflash_mcmc.registry import classes
 
         if (component := classes().get(name)) is not None:
             return component
@@ -42,6 +42,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from dflash_mcmc.registry import classes
+    from dflash_mcmc.components import classes
 
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *classes()})

@@ -17,16 +17,15 @@ from typing import Any, NamedTuple, cast
 
 from tabulate import tabulate
 
+from dflash_mcmc.components import check_bounds, registered, specs_of
 from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.identity import as_yaml, configuration_of, hash_of, plain, settings_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, printable
-from dflash_mcmc.fields import check_bounds, specs_of
 from dflash_mcmc.grading import label
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import UNDRAWN, GradingPool
 from dflash_mcmc.process import program
-from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import percent
 from dflash_mcmc.report.reading import Found, run_folders
 from dflash_mcmc.runner.tracking import summary_of
@@ -252,7 +251,7 @@ def main(arguments: list[str]) -> None:
 def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
     """The configuration of each run's grader. Runs of the same grader share one."""
     own = [configuration_of(folder).get("grader") or {} for folder, _ in runs]
-    graders: dict[str, Any] = {name: each.cls for name, each in components("grader").items()}
+    graders: dict[str, Any] = {name: each.cls for name, each in registered("grader").items()}
     fields = {each["name"]: specs_of(graders[each["name"]]) for each in own if each.get("name") in graders}
 
     names = {text: text.lstrip("+~").partition("=")[0].removeprefix("grader.") for text in overrides}

@@ -21,13 +21,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dflash_mcmc.components import GROUPS, has_spec, registered, schema_of, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.config.help import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import has_spec, schema_of, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.probe import meanings_of  # noqa: E402
-from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
-MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
+MODULES = ("api", "types", "ops", "rng", "components", "errors", "testing")
 PAGES = {"about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
 
 
@@ -80,7 +79,7 @@ def options_page(group: str) -> str:
     for name, (meaning, file) in options()[group].items():
         lines += _option(group, name, meaning, file)
     lines += ["## Fields", ""]
-    for component in components(group).values():
+    for component in registered(group).values():
         lines += [f"### {group}={component.name}", "", f"`{component.cls.__module__}.{component.cls.__qualname__}`", "",
                   *_docstring(component.cls), "", *_fields(component.cls)]
     return "\n".join(lines) + "\n"
@@ -114,7 +113,7 @@ def probes_page() -> str:
              "A CSV file of the run folder has the name of its table. The columns `x_low` and `x_high` are the 95 % interval "
              "of `x`. An empty cell, or null, means that there is no number. A part of a name in braces varies. Shares are "
              "from 0 to 1, and `log` is the natural logarithm.", ""]
-    for component in components("probe").values():
+    for component in registered("probe").values():
         meanings = meanings_of(component.cls.columns())
         if meanings:
             lines += [f"## {component.name}", "", component.summary, ""]

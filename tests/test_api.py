@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import dflash_mcmc
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.api import sampling
+from dflash_mcmc.components import GROUPS, registered
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.runner import loop
 from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
@@ -336,12 +336,12 @@ def test_nothing_heavy_is_imported_before_it_is_used():
             "dm.read; dm.Engine; print(*first); print(*sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     first, then = (set(line.split()) for line in done.stdout.splitlines())
-    assert not first & {*HEAVY, "numpy", "hydra", "dflash_mcmc.api", "dflash_mcmc.errors", "dflash_mcmc.registry"}
+    assert not first & {*HEAVY, "numpy", "hydra", "dflash_mcmc.api", "dflash_mcmc.errors", "dflash_mcmc.components"}
     assert not then & HEAVY
 
 
 def test_every_component_is_a_name_of_the_package():
-    classes = {found.cls for group in GROUPS for found in components(group).values()}
+    classes = {found.cls for group in GROUPS for found in registered(group).values()}
     assert {getattr(dflash_mcmc, cls.__name__) for cls in classes} == classes
     assert {*dflash_mcmc.__all__, *(cls.__name__ for cls in classes)} <= set(dir(dflash_mcmc))
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.components import GROUPS, registered
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import PACKAGE, Job
-from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.train import recipe
 from tests import pages, processes
 from tests.cases import quick
@@ -318,7 +318,7 @@ def test_every_page_fits_its_window(site, tmp_path):
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_component_is_in_the_reference(site, group):
     text = html.unescape((site / f"reference/options/{group}.html").read_text())
-    for name, component in components(group).items():
+    for name, component in registered(group).items():
         assert f"{group}={name}" in text
         for field in dataclasses.fields(component.cls):
             assert f"<code>{field.name}</code>" in text

@@ -4,10 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.chains.cost import token_forwards
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config import command
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.report import figure
 from tests.runs import execute
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.components import GROUPS, ROOMS, registered
 from dflash_mcmc.config.help import PROGRAMS, options, text_for
-from dflash_mcmc.registry import GROUPS, ROOMS, components
 from tests import processes
 from tests.conftest import ROOT
 
@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dflash_mcmc"
 HEAVY = {"torch", "transformers", "wandb", "datasets", "accelerate", "matplotlib", "sympy", "math_verify", "scipy",
          "pandas", "arviz_stats"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
-COMPONENTS = [component for group in GROUPS for component in components(group).values()]
+COMPONENTS = [component for group in GROUPS for component in registered(group).values()]
 
 
 def test_a_component_has_a_file_and_a_test():
@@ -50,7 +50,7 @@ def test_components_do_not_import_each_other():
 def test_samplers_and_shared_modules_import_no_model_library():
     wrong = []
     for path in [*PACKAGE.glob("sampler/*.py"), *(PACKAGE / f"{name}.py" for name in (
-            "rng", "ops", "types", "statistics/summaries", "registry"))]:
+            "rng", "ops", "types", "statistics/summaries", "components"))]:
         top_level = {name.split(".")[0] for node in ast.parse(path.read_text()).body
                      if isinstance(node, (ast.Import, ast.ImportFrom)) for name in _imports(node)}
         wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in top_level & HEAVY]
@@ -107,9 +107,9 @@ def _imports(node: ast.AST) -> list[str]:
 PLUGIN = '''
 """A sampler from elsewhere."""
 from dataclasses import dataclass
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import identity
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.registry import register
+from dflash_mcmc.components import register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from dflash_mcmc.components import GROUPS, check_bounds, registered
 from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds
 from dflash_mcmc.model import Model
 from dflash_mcmc.options import option_files
 from dflash_mcmc.process.turns import Turn
-from dflash_mcmc.registry import GROUPS, components
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -84,7 +83,7 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
             name of a condition, which is a sampler and a blend.
         values: values of fields by dotted name.
     """
-    conditions = option_files()["condition"].keys() - components("sampler").keys()
+    conditions = option_files()["condition"].keys() - registered("sampler").keys()
     named = [override("condition" if group == "sampler" and choice in conditions else group, choice)
              for group, choice in chosen.items() if isinstance(choice, str)]
     overrides = ["tracker=none", *named, *(override(field, value) for field, value in values.items())]
@@ -92,7 +91,7 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
     for group, choice in chosen.items():
         if choice is not None and not isinstance(choice, str):
             if not is_component(group, choice):
-                raise ConfigError(group, choice, f"a component of the group, or one of {', '.join(components(group))}")
+                raise ConfigError(group, choice, f"a component of the group, or one of {', '.join(registered(group))}")
             check_bounds(choice, f"{group}.")  # its fields may have been set after it was made
             setattr(config, group, choice)
     return config
@@ -100,7 +99,7 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
 
 def is_component(group: str, value: object) -> bool:
     """Whether a value is a component of the group."""
-    return any(type(value) is registered.cls for registered in components(group).values())
+    return any(type(value) is registered.cls for registered in registered(group).values())
 
 
 def override(field: str, value: Any) -> str:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from dflash_mcmc.components import Component, Settings, identity, name_of
 from dflash_mcmc.engine.batching.interface import ChainTarget, Hidden, TargetBlend
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.model import Model
-from dflash_mcmc.registry import Component, name_of
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_mcmc.blend import Blend, Hidden
+from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.draft import check_features
-from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import Need, register
-from dflash_mcmc.settings import Settings
 
 
 @register("blend", "draft")

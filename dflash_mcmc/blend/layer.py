@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.blend import Blend, Hidden
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.blend import LogitsBlend
+from dflash_mcmc.components import Settings, register
 from dflash_mcmc.model import ModelBeside
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_mcmc.blend import Blend, Hidden
-from dflash_mcmc.registry import register
+from dflash_mcmc.components import register
 
 
 @register("blend", "none")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dflash_mcmc.components import Settings, name_of
 from dflash_mcmc.engine.batching.interface import ChainTarget
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
@@ -14,9 +15,7 @@ from dflash_mcmc.grading import AnswerGrader, extraction
 from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.ops import Chain, Evaluated, Tilt, tilted, until_ended
 from dflash_mcmc.potential import Evaluator
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 
@@ -71,7 +70,7 @@ def first_prompt(config: Settings) -> str:
 
     Loads the tokenizer but not the model. Raises UserError.
     """
-    from dflash_mcmc.settings import groups_of
+    from dflash_mcmc.components import groups_of
 
     if not {"model", "dataset"} <= set(groups_of(config)):
         raise ConfigError("probe", name_of(config.probe), "with show=prompt: none, or a probe that uses a model and a dataset")

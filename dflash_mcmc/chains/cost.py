@@ -7,8 +7,7 @@ the cost of a unit. Values that depend on the model are assumed and can be confi
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflash_mcmc.registry import name_of
-from dflash_mcmc.settings import Settings
+from dflash_mcmc.components import Settings, name_of
 from dflash_mcmc.types import ExpectedCost, UnitCost
 
 _PUBLISHED_BLOCK = 16

@@ -16,11 +16,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from dflash_mcmc.components import GROUPS
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.mistakes import SEARCH_PATH
 from dflash_mcmc.config.overrides import OF_PATHS, choices_for, given_value, looks_like_path, readable, text_of, with_null
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.registry import GROUPS
 
 _ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError)
 """The errors that Hydra raises for options that it cannot compose."""

@@ -80,11 +80,11 @@ def text_for(arguments: Sequence[str]) -> str:
 
 def _text_of(group: str, files: dict[str, Path]) -> str:
     """The options of a group with meanings and files, and the fields of its components. A group of presets has none."""
-    from dflash_mcmc.registry import GROUPS, components
+    from dflash_mcmc.components import GROUPS, registered
 
     width = max(map(len, files))
     lines = [group, *(f"  {name:<{width}}  {meaning_of(group, name, file)}  [{_short(file)}]" for name, file in files.items())]
-    for component in components(group).values() if group in GROUPS else ():
+    for component in registered(group).values() if group in GROUPS else ():
         lines += ["", f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]",
                   *field_lines(component.cls)]
     return "\n".join(lines) + "\n"
@@ -102,7 +102,7 @@ def usage_of(description: str, plans: dict[str, type]) -> str:
 
 def field_lines(plan: type) -> list[str]:
     """Role, allowed values, default and meaning of every field, one field a line. Names of nested fields are dotted."""
-    from dflash_mcmc.fields import schema_of
+    from dflash_mcmc.components import schema_of
 
     fields = _fields(schema_of(plan), "")
     width = max([20, *(len(name) for name, *_ in fields)])
@@ -111,7 +111,7 @@ def field_lines(plan: type) -> list[str]:
 
 def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
     """(name, role, meaning) of each field; fields without a specification are groups and are left out."""
-    from dflash_mcmc.fields import has_spec, shown_default, spec_of
+    from dflash_mcmc.components import has_spec, shown_default, spec_of
 
     rows, types = [], typing.get_type_hints(plan)
     for field in dataclasses.fields(plan):

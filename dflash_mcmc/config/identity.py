@@ -21,12 +21,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
+from dflash_mcmc import components
+from dflash_mcmc.components import GROUPS, identity_values, name_of, registered
 from dflash_mcmc.config.schema import Config, Job, component_of, parts_of, unused
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
-from dflash_mcmc.fields import check_types, default_of, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.options import config_folder, option_files
-from dflash_mcmc.registry import GROUPS, components, name_of
-from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store.described import CONFIG, hash_of, text_of
 
@@ -44,7 +43,7 @@ _DIGITS = 8
 
 def identity_of(config: Config) -> dict[str, object]:
     """The values that can change an output: identity fields, component names, and the content of files."""
-    identity, used = settings_of(config), groups_of(config)
+    identity, used = settings_of(config), components.groups_of(config)
     for group in ("model", "draft", "blend", "sampler", "potential", "dataset", "engine"):
         if group == "model" and group in used and config.engine.is_remote:
             content = config.model.fingerprint(weights=False)
@@ -58,7 +57,7 @@ def identity_of(config: Config) -> dict[str, object]:
 def settings_of(config: Config) -> dict[str, object]:
     """The part of the identity that is known without reading any content: every identity field and the component names."""
     settings: dict[str, object] = {"version": IDENTITY_VERSION}
-    used, idle = groups_of(config), unused(config)
+    used, idle = components.groups_of(config), unused(config)
     settings.update({group: name_of(component_of(config, group)) for group in used})
     settings.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
     for group in used:
@@ -73,8 +72,8 @@ def effects_of(config: Config) -> dict[str, object]:
     Two configurations with the same effects do the same. No content is read.
     """
     idle = unused(config)
-    values = {name: value for name, field, _, value in walk(config)
-              if not spec_of(field).no_effect and name.partition(".")[0] not in idle}
+    values = {name: value for name, field, _, value in components.walk(config)
+              if not components.spec_of(field).no_effect and name.partition(".")[0] not in idle}
     return {**values, **settings_of(config)}
 
 
@@ -117,7 +116,7 @@ def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
     Raises LookupError without a known name, and OmegaConfBaseException for wrong fields.
     """
     fields = literal(dict(values))
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(components(group)[fields.pop("name")].cls), fields))
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(registered(group)[fields.pop("name")].cls), fields))
 
 
 def label_of(config: Config) -> str:
@@ -265,7 +264,7 @@ def configuration_of(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: holds no configuration of a run")
     try:
         # Checks the fields of the whole run, and those of the groups that tables and reports read
-        check_types(Config, config, "")
+        components.check_types(Config, config, "")
         names = config.get("aggregate")
         if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
             raise ConfigError("aggregate", names, "a name, or a list of names")
@@ -274,8 +273,8 @@ def configuration_of(folder: Path) -> dict[str, Any]:
             fields = config.get(group) or {}
             if not isinstance(fields, Mapping):
                 raise ConfigError(group, fields, "the fields of a component")
-            if option := components(group).get(str(fields.get("name"))):
-                check_types(option.cls, fields, f"{group}.")
+            if option := registered(group).get(str(fields.get("name"))):
+                components.check_types(option.cls, fields, f"{group}.")
         changes(config)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
@@ -291,7 +290,7 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
     changed: dict[str, object] = {}
     for group in _GROUPS:
         fields = values.get(group)
-        if not isinstance(fields, Mapping) or fields.get("name") not in components(group):
+        if not isinstance(fields, Mapping) or fields.get("name") not in registered(group):
             continue  # a probe does not use the group, or the option is from a folder of the user
         # Of several options of a component, such as layer and noise, the label has the name of the first.
         option = _option(group, fields["name"], str(values.get("name")), _name(values, "dataset"), _name(values, "condition"))
@@ -305,7 +304,7 @@ def _canonical(group: str, recorded: Mapping[str, Any], fields: Mapping[str, obj
     values = {**recorded, group: fields}
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
     unread = SimpleNamespace(num_layers=lambda: None)  # its checkpoint may be elsewhere: layers keep the number that was given
-    config = restored(Config, {**components_of_run, "model": unread})
+    config = components.restored(Config, {**components_of_run, "model": unread})
     component: Any = getattr(config, group)
     shown = {**identity_values(component), **component.canonical(config)}
     return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
@@ -318,20 +317,20 @@ def _name(recorded: Mapping[str, Any], group: str) -> str:
 
 def _component(group: str, fields: Mapping[str, object] | None) -> Any:
     """The component with these fields. A missing field is null. If `fields` is None, the option that has no effect."""
-    registered = components(group)
+    options = registered(group)
     if fields is None:
-        return next((option.cls() for option in registered.values() if option.cls.is_null), None)
-    cls = registered[str(fields["name"])].cls
-    return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
+        return next((option.cls() for option in options.values() if option.cls.is_null), None)
+    cls = options[str(fields["name"])].cls
+    return components.restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
 
 
 def followed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity, with a text such as `1/alpha` in place of a value that is the inverse of another (`Spec.inverse_of`)."""
     shown = dict(identity)
     for group in _GROUPS:
-        option = components(group).get(str(identity.get(group)))
+        option = registered(group).get(str(identity.get(group)))
         cls: Any = option.cls if option else None  # mypy does not take a class for hashable
-        for name, spec in specs_of(cls).items() if cls else ():
+        for name, spec in components.specs_of(cls).items() if cls else ():
             if spec.inverse_of and _is_inverse(identity.get(f"{group}.{name}"), identity.get(f"{group}.{spec.inverse_of}")):
                 shown[f"{group}.{name}"] = f"1/{spec.inverse_of}"
     return shown
@@ -347,7 +346,7 @@ def _is_inverse(value: Any, other: Any) -> bool:
 @functools.cache
 def _option(group: str, name: str, experiment: str, dataset: str, condition: str) -> dict[str, object]:
     """The fields of a component's option of its own name, with the values that condition, experiment and its dataset set."""
-    fields = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
+    fields = {field.name: components.default_of(field) for field in dataclasses.fields(registered(group)[name].cls)}
     if (path := option_files().get(group, {}).get(name)) is not None and path.suffix == ".yaml":
         fields |= {key: value for key, value in _read(path).items() if key != "defaults"}
     of_experiment = config_folder() / "experiment"

@@ -9,9 +9,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.components import runtime, schema_of, specs_of, types_of
 from dflash_mcmc.config.schema import to_typed
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import runtime, schema_of, specs_of, types_of
 
 PREFIX = "hydra.launcher."
 MOST_JOBS = 1000

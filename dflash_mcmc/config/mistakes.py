@@ -12,13 +12,12 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from dflash_mcmc.components import GROUPS, PLUGINS, has_spec, registered, spec_of
 from dflash_mcmc.config.launcher import PREFIX
 from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
-from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import GROUPS, PLUGINS, components
 
 SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
@@ -176,7 +175,7 @@ def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence
 def _options_with(name: str) -> dict[str, Field]:
     """The options of a field's group that have the field, and the field in each."""
     group, _, last = name.rpartition(".")
-    fields = {option: each.cls.__dataclass_fields__ for option, each in components(group).items()} if group in GROUPS else {}
+    fields = {option: each.cls.__dataclass_fields__ for option, each in registered(group).items()} if group in GROUPS else {}
     having = sorted((each for each in fields if last in fields[each]), key=lambda each: (each != last, each not in _USUAL))
     return {f"{group}={option}": fields[option][last] for option in having}
 
@@ -188,7 +187,7 @@ def unknown_argument(name: str, value: object, known: Collection[str]) -> UserEr
     meant = [f"{last}={given}"] if last in known else []
     for choice in [] if meant else ([each for each in found if each.partition("=")[2] in _USUAL] or list(found))[:3]:
         group, _, option = choice.partition("=")
-        arguments = inspect.signature(cls := components(group)[option].cls).parameters
+        arguments = inspect.signature(cls := registered(group)[option].cls).parameters
         needed = [f"{each}=..." for each in arguments if arguments[each].default is inspect.Parameter.empty and each != last]
         meant.append(f"{group}=dm.{cls.__name__}({', '.join([*needed, f'{last}={given}'])})")
     if given in ("0", "0.0") and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):

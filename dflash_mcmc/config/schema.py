@@ -14,11 +14,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc import components
+from dflash_mcmc.components import GROUPS, groups_of, identity, name_of, options_with, runtime
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, note, shortened
-from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import GROUPS, Component, components, load_all, name_of, options_with
-from dflash_mcmc.settings import Assumed, groups_of
 from dflash_mcmc.statistics.summaries import NAMES
 from dflash_mcmc.statistics.votes import PROGRAM_RULES, VOTES, Vote
 from dflash_mcmc.types import Lengths
@@ -87,7 +86,7 @@ class Config:
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")
     show: Literal["prompt"] | None = runtime(
         None, "prompt = print the whole text that the model receives for the first problem; load no weights and write nothing")
-    assumed: Assumed = dataclasses.field(default_factory=Assumed)
+    assumed: components.Assumed = dataclasses.field(default_factory=components.Assumed)
     model: "Model" = MISSING
     draft: "Draft" = MISSING
     blend: "Blend" = MISSING
@@ -136,13 +135,13 @@ class Job(NamedTuple):
 
 def store_schemas() -> None:
     """Registers the components and the root with Hydra. A component is an option, unless `conf/` has a file of its name."""
-    load_all()
+    components.load_all()
     store, files = ConfigStore.instance(), option_files()
     for group in GROUPS:
-        for name, registered in components(group).items():
+        for name, option in components.registered(group).items():
             in_a_file = name in files[group] and files[group][name].suffix == ".yaml"
             if not in_a_file and f"{name}.yaml" not in store.repo.get(group, {}):
-                store.store(group=group, name=name, node=registered.cls, provider="dflash_mcmc")
+                store.store(group=group, name=name, node=option.cls, provider="dflash_mcmc")
     store_schema("config", Config)
 
 
@@ -150,7 +149,7 @@ def store_schema(root: str, cls: type) -> None:
     """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
     store = ConfigStore.instance()
     if f"{root}.yaml" not in store.repo.get("schema", {}):
-        store.store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
+        store.store(group="schema", name=root, node=components.schema_of(cls), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root], prefix: str = "") -> Root:
@@ -164,7 +163,7 @@ def to_typed(composed: DictConfig, cls: type[Root], prefix: str = "") -> Root:
         config: Any = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
-    check_bounds(config, prefix)
+    components.check_bounds(config, prefix)
     return config
 
 
@@ -176,11 +175,11 @@ def unused(config: Config) -> set[str]:
 
 def parts_of(config: Config, groups: tuple[str, ...]) -> list[str]:
     """Names of the used components, for labels and folders. Options such as `none` are left out."""
-    components = [component_of(config, group) for group in groups if group in groups_of(config)]
-    return [name_of(component) for component in components if not component.is_null]
+    used = [component_of(config, group) for group in groups if group in groups_of(config)]
+    return [name_of(component) for component in used if not component.is_null]
 
 
-def component_of(config: Config, group: str) -> Component:
+def component_of(config: Config, group: str) -> components.Component:
     """The component that is chosen in a group."""
     return getattr(config, group)
 
@@ -192,7 +191,7 @@ def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object
     cls = OmegaConf.get_type(node) if node is not None else None
     if not dataclasses.is_dataclass(cls):
         return None
-    types = types_of(cls)
+    types = components.types_of(cls)
     return next(((field, types[last]) for field in dataclasses.fields(cls) if field.name == last), None)
 
 
@@ -201,12 +200,12 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
     for key in node:
         if key not in names:
             raise unknown_field(f"{prefix}{key!s}", names)
-    types = types_of(cls)
+    types = components.types_of(cls)
     for field in dataclasses.fields(cls):
         if field.name not in node or OmegaConf.is_missing(node, field.name):
             allowed = f"an option of the group, {field.name}=..."
-            if has_spec(field):
-                spec = spec_of(field)
+            if components.has_spec(field):
+                spec = components.spec_of(field)
                 allowed = f"{spec.describe(types[field.name])} ({spec.help.partition(';')[0]})"
             raise UserError(f"{prefix}{field.name}: not given; allowed: {allowed}")
         child = OmegaConf.select(node, field.name)
@@ -287,7 +286,7 @@ def _check_draft(config: Config) -> None:
         # The chosen options are not in the note, so that a sweep over conditions prints it once.
         could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where no {could} uses it")
-        config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()
+        config.draft = next(option for option in components.registered("draft").values() if option.cls.is_null).cls()
 
 
 def _check_aggregate(config: Config) -> None:

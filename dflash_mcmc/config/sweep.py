@@ -19,15 +19,14 @@ from typing import Any, NamedTuple, TypeVar
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from dflash_mcmc.components import GROUPS, has_spec, name_of, registered, spec_of
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.identity import effects_of, point_label, swept_names
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_config, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
-from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.process import bars, program, ranks
-from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.types import RunResult
 
 Texts = tuple[str, ...]
@@ -193,8 +192,8 @@ def _applying(composing: Composer, texts: Texts, optional: frozenset[str]) -> Te
 
 def _idle_names(composing: Composer, texts: Texts) -> set[str]:
     """The names of the overrides of groups that the probe does not use. Raises UserError."""
-    registered = components("probe").get(composing.choices(texts)["probe"])
-    if registered is not None and registered.cls.is_null:
+    probe = registered("probe").get(composing.choices(texts)["probe"])
+    if probe is not None and probe.cls.is_null:
         return set()
     config = to_typed(composing.compose(texts).values, Config)
     return {override.key_or_group for override in _idle(config, [composing.parse(text) for text in texts])}

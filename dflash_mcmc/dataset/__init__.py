@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from dflash_mcmc.components import Component, Settings, groups_of, identity, name_of, options_with, runtime
 from dflash_mcmc.dataset.inputs import conversations
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note
-from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.registry import Component, name_of, options_with
 from dflash_mcmc.rng import Key, Stream
-from dflash_mcmc.settings import Settings, groups_of
 from dflash_mcmc.types import Problem
 
 _MOST_STOPS, _LONGEST_STOP = 16, 128

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.components import identity, register
 from dflash_mcmc.dataset import Dataset
-from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.types import Problem
 

@@ -9,12 +9,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
+from dflash_mcmc.components import Settings, groups_of, identity, name_of, options_with, register, runtime
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of
 from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.settings import Settings, groups_of
 from dflash_mcmc.types import Problem
 
 

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from dflash_mcmc.components import register, runtime
 from dflash_mcmc.dataset import is_text
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.types import Problem
 

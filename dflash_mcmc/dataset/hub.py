@@ -3,12 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 
+from dflash_mcmc.components import Settings, register, runtime
 from dflash_mcmc.dataset import checked
 from dflash_mcmc.dataset.inputs.sources import Hub, NamedFields, rows_of
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 

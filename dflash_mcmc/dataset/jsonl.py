@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
+from dflash_mcmc.components import register, runtime
 from dflash_mcmc.dataset.inputs.sources import NamedFields
-from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import register
 
 
 @register("dataset", "jsonl")

@@ -4,11 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_mcmc.components import identity, register, runtime
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading.extraction import examples_in, function_of
-from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
 _SETUP = ("test_setup_code", "test_imports")

@@ -4,11 +4,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.components import Component, Settings, options_with, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST
-from dflash_mcmc.registry import Component, options_with
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.components import register
 from dflash_mcmc.decoder import Decoder
-from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter

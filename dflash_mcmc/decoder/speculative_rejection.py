@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import Drafter

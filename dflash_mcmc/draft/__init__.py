@@ -8,12 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+from dflash_mcmc.components import MISSING, Component, Settings, identity, name_of, options_with, runtime
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import Checkpoint, precision_name
-from dflash_mcmc.registry import Component, name_of, options_with
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family

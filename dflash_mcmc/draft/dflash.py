@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family

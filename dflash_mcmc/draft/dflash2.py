@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dflash_mcmc.components import register
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.registry import register
 
 
 @register("draft", "dflash2")

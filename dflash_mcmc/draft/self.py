@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.components import identity, register
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel

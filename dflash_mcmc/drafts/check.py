@@ -19,6 +19,7 @@ import torch
 from tabulate import tabulate
 
 from dflash_mcmc.chains import build
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.engine import slots
@@ -29,7 +30,6 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -4,8 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dflash_mcmc.registry import Component
-from dflash_mcmc.settings import Settings
+from dflash_mcmc.components import Component, Settings
 
 if TYPE_CHECKING:
     import numpy as np

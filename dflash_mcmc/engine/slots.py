@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.components import Settings, name_of, register
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.engine.batching.interface import ChainRunner, Options
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dflash_mcmc.components import MISSING, Component, Settings, identity
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
 from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE, GradingPool
 from dflash_mcmc.process import stopping
-from dflash_mcmc.registry import Component
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Grade, Problem
 
 VERSION = 8
@@ -94,7 +92,7 @@ class AnswerGrader(Grader):
 
 def label(grader: Grader) -> str:
     """Name and version of a grader component as records store them, e.g. `math 2`; only the name if it has no version."""
-    from dflash_mcmc.registry import name_of
+    from dflash_mcmc.components import name_of
 
     return name_of(grader) if grader.version is None else f"{name_of(grader)} {grader.version}"
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.grading import VERSION, AnswerGrader
 from dflash_mcmc.grading.extraction import Extraction, about_another, after_thinking, cut, last_box
 from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, GradesAtOnce
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")

@@ -12,14 +12,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.components import Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, GradesInThreads, timed
 from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.components import spec_of
 from dflash_mcmc.config import command
 from dflash_mcmc.config.launcher import Slurm, changed, expand
 from dflash_mcmc.errors import UserError, one_line
-from dflash_mcmc.fields import spec_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob, find

@@ -1,7 +1,7 @@
 """The snapshot that the jobs of a grid run: the code as of the submission, and the resolved configuration of each point.
 
 A queued job reads neither the checkout nor `conf/` nor an installed plugin: an edit after the submission has no effect on it.
-A plugin is a distribution with an entry point `dflash_mcmc.plugins` (`registry.py`). Its modules are copied with its name,
+A plugin is a distribution with an entry point `dflash_mcmc.plugins` (`components.py`). Its modules are copied with its name,
 version and entry points, so that Python finds the copy first and the original need not stay installed.
 
 Data, checkpoints and other installed packages are not copied. When a job starts, it checks that data and checkpoints have not
@@ -24,12 +24,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.components import GROUPS, PLUGINS, name_of, walk
 from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of
 from dflash_mcmc.config.schema import PACKAGE, Config, to_config
 from dflash_mcmc.errors import UserError, reason_of
-from dflash_mcmc.fields import walk
 from dflash_mcmc.options import config_folder
-from dflash_mcmc.registry import GROUPS, PLUGINS, name_of
 
 _PATHS = ("path", "prompt_file", "fewshot_path", "model")
 """Last parts of the fields that may name a file or a folder. `grader.model` is a name of an endpoint."""

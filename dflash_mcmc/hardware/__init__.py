@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.components import Component
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.registry import Component
 
 
 class Hardware(Component):

@@ -4,12 +4,10 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_mcmc.components import Settings, register, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.hardware import Hardware
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 _threads: dict[str, int] = {}
 """The number of threads that this module has `set` in PyTorch, and that `before` it."""

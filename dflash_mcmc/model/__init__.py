@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from omegaconf import OmegaConf
 
+from dflash_mcmc.components import MISSING, Component, Settings, identity, registered, runtime
 from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files import Files
 from dflash_mcmc.options import option_files
-from dflash_mcmc.registry import Component, components
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -151,7 +149,7 @@ class ModelBeside:
 
     def component(self) -> Any:
         """The component of the group `model` for a folder or a hub name."""
-        return components("model")["hf"].cls(path=self.model, revision=self.revision, dtype=self.dtype or "auto")
+        return registered("model")["hf"].cls(path=self.model, revision=self.revision, dtype=self.dtype or "auto")
 
     @property
     def _field(self) -> str:
@@ -173,12 +171,12 @@ class ModelBeside:
 
     def _component(self, config: Settings) -> Any:
         """The component of the group `model` for what is given. Raises ConfigError."""
-        if self.model not in option_files()["model"] or self.model in components("model"):
+        if self.model not in option_files()["model"] or self.model in registered("model"):
             return self.component()
         root = {"paths": dataclasses.asdict(config.paths), "model": _fields(self.model)}
         resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
         overrides = {name: value for name, value in (("revision", self.revision), ("dtype", self.dtype)) if value is not None}
-        return components("model")["hf"].cls(**resolved["model"] | overrides)
+        return registered("model")["hf"].cls(**resolved["model"] | overrides)
 
     @contextmanager
     def named(self) -> Iterator[None]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import (
     Checkpoint,
@@ -24,8 +24,6 @@ from dflash_mcmc.model.files import (
     wrong_rotation,
 )
 from dflash_mcmc.process import http
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel

@@ -16,11 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dflash_mcmc.components import Component, Need, Settings, identity, name_of
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import Evaluated
-from dflash_mcmc.registry import Component, Need, name_of
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 Rating = Callable[["Problem", str], float]

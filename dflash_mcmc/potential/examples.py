@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_mcmc.components import Need, Settings, register
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.registry import Need, register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
+from dflash_mcmc.components import Settings, register
 from dflash_mcmc.potential import Evaluator, Potential
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 
 @register("potential", "none")

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.potential import Evaluator, Factor
 from dflash_mcmc.process.functions import fingerprint, function_at, place_of
 from dflash_mcmc.process.worker import NotStarted, WorkerProcess, limit_memory
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 

@@ -3,11 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from dflash_mcmc.components import MISSING, Settings, identity, register
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 _LONGEST = 100_000
 """Characters of a text that are searched."""

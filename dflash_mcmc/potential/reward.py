@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files import Checkpoint, loading_quietly
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
+from dflash_mcmc.components import Settings, register
 from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
 
 

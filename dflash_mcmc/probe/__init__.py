@@ -19,12 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dflash_mcmc.chains import cost
+from dflash_mcmc.components import Component, Settings, identity, name_of
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
-from dflash_mcmc.registry import Component, name_of
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 

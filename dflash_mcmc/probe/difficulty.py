@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.components import Settings, name_of, options_with, register
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.engine.batching.interface import ChainRunner
 from dflash_mcmc.errors import ConfigError
@@ -25,8 +26,6 @@ from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
-from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate, divided
 from dflash_mcmc.types import Problem, Trajectory, UnitCost
 

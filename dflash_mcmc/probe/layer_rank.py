@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
-from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 if TYPE_CHECKING:

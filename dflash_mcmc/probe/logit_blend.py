@@ -17,12 +17,10 @@ import numpy as np
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.build import encoded
+from dflash_mcmc.components import Settings, identity, name_of, register
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import Answer, solutions
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured, rounded
-from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dflash_mcmc.components import Settings, register
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 
 @register("probe", "none")

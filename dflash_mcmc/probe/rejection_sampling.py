@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflash_mcmc.components import Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Each, Probe, Summary, Table, Unit, Work
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.components import Settings, identity, name_of, register, registered, runtime
 from dflash_mcmc.dataset.inputs.conversations import template_at
 from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Each, Observations, Probe, Summary, Table, Unit, Work
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import wilson
@@ -331,7 +329,7 @@ class SampledVerify(Probe):
     needs_draft = True
 
     def check(self, config: Settings) -> None:
-        able = [name for name, option in components("sampler").items() if _has_temperature(option.cls)]
+        able = [name for name, option in registered("sampler").items() if _has_temperature(option.cls)]
         if not _has_temperature(type(config.sampler)):
             raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=sampled_verify")
         distinct = len(set(self.temperatures)) == len(self.temperatures)

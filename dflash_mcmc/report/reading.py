@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
+from dflash_mcmc.components import default_of, registered, restored, spec_of
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import default_of, restored, spec_of
-from dflash_mcmc.registry import components
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.store.described import RUN, ProblemText, described, object_if_readable, read_problems
@@ -235,7 +234,7 @@ class Run:
 
         A sampler is unknown if it is older than this code's, or not installed here.
         """
-        leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
+        leaf, fields = registered("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
         if leaf is None or "potential" in self.identity:
             return None

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.components import registered, takes_null
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fields import takes_null
 from dflash_mcmc.ops import CUTS, SamplingParams
-from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
@@ -131,7 +130,7 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
 
     def has_no_effect(of: Run, key: str) -> bool:
         group, _, name = key.partition(".")
-        option = components(group).get(of.component(group)) if name else None
+        option = registered(group).get(of.component(group)) if name else None
         return of.identity[key] is None and not (option and takes_null(option.cls, name))
 
     return all(key.partition(".")[0] in ignored or run.identity[key] == other.identity[key]
@@ -140,7 +139,7 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
 
 def votes(run: Run) -> bool:
     """Whether a majority vote is possible. It needs a problem with several chains, and answers that can be the same."""
-    grader = components("grader").get(run.component("grader"))
+    grader = registered("grader").get(run.component("grader"))
     unlike = grader is not None and (grader.cls.runs_answers or grader.cls.judges)
     return run.num_chains > 1 and not unlike and bool(run.full)
 
@@ -157,7 +156,7 @@ def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     powers = [PowerVote(alpha=alpha) for alpha in alphas] or [vote.power]
     rules = [*powers, *(rule for rule in vote.rules.values() if rule is not vote.power)]
     # Chains have weights if they are independent draws with a known log q, from a law that can draw every sequence.
-    sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
+    sampler, fields = registered("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
     cuts = {name: fields[name] for name in CUTS if fields.get(name) is not None}
     has_weights = (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
                    and all(record.get("log_q") is not None for record in run.records))
@@ -246,7 +245,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
               if (left := len(run.problems) - len({record["problem"] for record in run.full}))]
     if uneven:
         warnings.append(f"votes omit problems that have fewer chains than others: {listed(uneven)}")
-    remote = [run for run in runs if (engine := components("engine").get(run.component("engine"))) and engine.cls.is_remote]
+    remote = [run for run in runs if (engine := registered("engine").get(run.component("engine"))) and engine.cls.is_remote]
     if 0 < len(remote) < len(runs):  # their digests are of a tokenizer alone, and differ from those of weights
         named = listed(list(dict.fromkeys(str(run.identity.get("engine.content")) for run in remote)))
         warnings.append(f"the weights of {listed([run.label for run in remote])} are a server's, which names its model "

@@ -22,20 +22,18 @@ from tabulate import tabulate
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.chains.cost import CostEstimate
+from dflash_mcmc.components import groups_of, name_of, walk
 from dflash_mcmc.config import identity
 from dflash_mcmc.config.command import Command, check_command
 from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError, note, printable
-from dflash_mcmc.fields import walk
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import program, ranks
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Tasks
 from dflash_mcmc.runner.units import tasks_of
-from dflash_mcmc.settings import groups_of
 from dflash_mcmc.store.described import RUN, described, json_object
 from dflash_mcmc.store.reading import each_record
 from dflash_mcmc.store.records import key_of

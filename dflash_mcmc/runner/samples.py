@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
@@ -17,7 +18,6 @@ from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.ops import Chain
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of, summary_of

@@ -13,15 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dflash_mcmc.components import groups_of, name_of, spec_of, walk
 from dflash_mcmc.config.identity import plain, with_fields
 from dflash_mcmc.config.schema import Job, component_of
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.registry import name_of
-from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.statistics.votes import Vote

@@ -9,10 +9,10 @@ import numpy as np
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.cost import CostEstimate
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.grading.verdicts import TOO_LONG
 from dflash_mcmc.probe import Probe
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.samples import Samples
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker

@@ -13,13 +13,11 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 
+from dflash_mcmc.components import Component, Settings, identity, runtime
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps
-from dflash_mcmc.registry import Component
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 

@@ -7,14 +7,12 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_mcmc.components import Need, Settings, identity, name_of, register
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.grading import AnswerGrader
 from dflash_mcmc.ops import LARGEST, SMALLEST, UNENDED, Chain, Draw, Steps, Together
-from dflash_mcmc.registry import Need, name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.statistics.votes import AdaptiveVote
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 

@@ -6,14 +6,12 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.draft import check_source
-from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Score, Steps
-from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Staged
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 

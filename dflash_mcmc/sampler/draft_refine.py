@@ -7,14 +7,12 @@ has rejected the draft as a proposal. The steps are those of `power_mh`, so that
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.draft import check_source
-from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import ConfidenceCuts, Move, UniformCuts, mh_cost
 from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, SamplingParams, Score, Steps
-from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 _FLOOR = 0.1

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_mcmc.fields import runtime
+from dflash_mcmc.components import register, runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory

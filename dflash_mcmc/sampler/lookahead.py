@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_mcmc import kernel
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Steps, Together
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 

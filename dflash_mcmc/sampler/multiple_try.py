@@ -13,10 +13,9 @@ from typing import Literal
 import numpy as np
 
 from dflash_mcmc import kernel
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import identity, register
 from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory

@@ -10,13 +10,11 @@ from typing import Literal
 import numpy as np
 
 from dflash_mcmc import kernel
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.kernel import EntropyCuts, Move, PublishedMove, UniformCuts
 from dflash_mcmc.ops import Chain
-from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost
 
 _NO_END = ", whose ratio leaves out the end of the longer answer"

@@ -12,15 +12,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dflash_mcmc import kernel
+from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, result, trace_entry
 from dflash_mcmc.ops import UNENDED, Chain, Draw, Steps, Together
-from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, mh_cost, result, stage_horizon, trace_entry, why_weights_rise
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import RejectsEarly
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 

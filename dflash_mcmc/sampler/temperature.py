@@ -6,14 +6,12 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_mcmc.components import Need, Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, LawFunction, SamplingParams
 from dflash_mcmc.process.functions import fingerprint, function_at
-from dflash_mcmc.registry import Need, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 _MOST_KEPT = 512

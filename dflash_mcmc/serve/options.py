@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_mcmc.components import name_of, runtime, walk
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import runtime, walk
-from dflash_mcmc.registry import name_of
 
 API_KEY = "DFLASH_MCMC_API_KEY"
 _GROUPS = ("model", "draft", "blend", "sampler", "decoder", "hardware", "engine")

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dflash_mcmc.components import name_of, registered
 from dflash_mcmc.config.schema import Condition, Config, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.registry import components, name_of
 from dflash_mcmc.sampler import Sampler
 
 _LARGEST = 2**63 - 1
@@ -121,7 +121,7 @@ def sampler_of(own: Sampler, asked: Mapping[str, Any], common: Mapping[str, floa
         asked: fields of the sampler, and `name` for another one.
         common: the fields that requests of every server have: temperature, top_p, top_k, min_p, and penalties.
     """
-    fields, options = {name: value for name, value in asked.items() if name != "name"}, components("sampler")
+    fields, options = {name: value for name, value in asked.items() if name != "name"}, registered("sampler")
     name = asked.get("name", name_of(own))
     if not isinstance(name, str) or name not in options:
         raise ConfigError("sampler", name, f"one of {', '.join(options)}{did_you_mean(str(name), options)}")

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from dflash_mcmc.components import runtime
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.rng import Key

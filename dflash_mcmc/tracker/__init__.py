@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.components import Component, name_of
 from dflash_mcmc.errors import reason_of, tell
-from dflash_mcmc.registry import Component, name_of
 from dflash_mcmc.store.described import read_problems
 
 

@@ -10,10 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dflash_mcmc.components import Settings, register, registered, runtime
 from dflash_mcmc.errors import note
-from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import components, register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 _OF_WANDB = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_IDENTITY_TOKEN_FILE")
@@ -47,7 +45,7 @@ class AutoTracker(Tracker):
             name = "trackio" if importlib.util.find_spec("trackio") else "none"
             if name == "none":
                 _tell()
-        kind = components("tracker")[name].cls
+        kind = registered("tracker")[name].cls
         return kind() if kind.is_null else kind(project=self.project, folder=self.folder)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dflash_mcmc.registry import register
+from dflash_mcmc.components import register
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 

@@ -10,10 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dflash_mcmc.components import Settings, register, runtime
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import runtime
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker, sample_rows
 
 

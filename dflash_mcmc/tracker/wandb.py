@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_mcmc.components import register, runtime
 from dflash_mcmc.errors import reason_of
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
-from dflash_mcmc.registry import register
 from dflash_mcmc.store.described import PROBLEMS
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker, sample_rows
 

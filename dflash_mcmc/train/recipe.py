@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 
 from omegaconf import MISSING
 
+from dflash_mcmc.components import identity, identity_values, runtime
 from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime
 from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.ops import LARGEST, SMALLEST
 

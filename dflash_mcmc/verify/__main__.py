@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.command import check_command, options_of, single_job
 from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.store.described import identity_if_readable
 from dflash_mcmc.verify.drawn import DrawnText
 

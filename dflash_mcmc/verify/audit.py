@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.blend import Blend
+from dflash_mcmc.components import name_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.logits_processor import history_along, process
 from dflash_mcmc.errors import ConfigError
@@ -26,7 +27,6 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import log_probability
 from dflash_mcmc.forcing.layers import pieces as pieces_of
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.verify.drawn import DrawnText

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 
 import dflash_mcmc as dm
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import identity, register
 from dflash_mcmc.grading import Grader
 from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, WRONG, GradesAtOnce
-from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
 
 

@@ -6,9 +6,8 @@ Run this file, or import it. `docs/howto/index.md`, "A package of your own", mak
 from dataclasses import dataclass
 
 import dflash_mcmc as dm
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import identity, register
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.registry import register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import ChainResult, Trajectory
 

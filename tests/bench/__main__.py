@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from dflash_mcmc.components import MISSING, runtime
 from dflash_mcmc.config import command, help
 from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import MISSING, runtime
 from dflash_mcmc.process import program
 from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically

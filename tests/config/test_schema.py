@@ -10,15 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_mcmc import registry
+from dflash_mcmc import components
 from dflash_mcmc.api import component
+from dflash_mcmc.components import (
+    GROUPS,
+    MISSING,
+    ROLES,
+    default_of,
+    has_spec,
+    identity,
+    register,
+    registered,
+    restored,
+    spec_of,
+)
 from dflash_mcmc.config.command import check_command, compose_once
 from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE, Condition, Config, Paths
-from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, restored, spec_of
-from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.statistics.summaries import NAMES
@@ -131,14 +141,14 @@ def companions(choice: str) -> list[str]:
 
 
 @pytest.mark.parametrize("choice", [
-    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group not in GROUPS or name in components(group)))
+    pytest.param(f"{group}={name}", marks=[pytest.mark.slow] * (group not in GROUPS or name in registered(group)))
     for group, names in options().items() for name in names if (group, name) != ("model", "hf")])
 def test_every_option_composes(make_config, choice):
     """By default those with a file of their own: the tests of a component compose it."""
     assert isinstance(make_config(choice, *companions(choice)), Config)
 
 
-@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Condition, Paths,
+@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in registered(group).values()), Config, Condition, Paths,
                                  Slurm], ids=lambda cls: cls.__name__)
 def test_every_field_is_classified_and_explained(cls):
     types = typing.get_type_hints(cls)
@@ -168,7 +178,7 @@ WITHOUT_UPPER_BOUND = {
 }
 
 
-@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Slurm, ServeOptions,
+@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in registered(group).values()), Config, Slurm, ServeOptions,
                                  DraftPlan, Shape], ids=lambda cls: cls.__name__)
 def test_a_number_of_things_that_are_held_at_once_has_an_upper_bound(cls):
     types, unbounded = typing.get_type_hints(cls), set().union(*WITHOUT_UPPER_BOUND.values())
@@ -223,8 +233,8 @@ def test_what_cannot_be_registered_is_refused():
 
 # The constructors of components: the defaults of the classes, which are those of the command line, and its checks.
 
-EVERY = [found for group in GROUPS for found in components(group).values()]
-PowerMH, LayerBlend, HFModel = (components(group)[name].cls for group, name in (
+EVERY = [found for group in GROUPS for found in registered(group).values()]
+PowerMH, LayerBlend, HFModel = (registered(group)[name].cls for group, name in (
     ("sampler", "power_mh"), ("blend", "layer"), ("model", "hf")))
 
 
@@ -233,14 +243,14 @@ def test_a_constructor_gives_the_option_of_the_command_line(monkeypatch):
     """It reads no file: this machine's own values (conf/local) are the command line's alone."""
     required = {found: {field.name: "given" for field in dataclasses.fields(found.cls) if default_of(field) == MISSING}
                 for found in EVERY}
-    required[components("draft")["dflash"]] = {"path": "z-lab/Qwen3-4B-DFlash-b16"}  # conf/ names a checkpoint
+    required[registered("draft")["dflash"]] = {"path": "z-lab/Qwen3-4B-DFlash-b16"}  # conf/ names a checkpoint
     composed = {}
-    for number in range(max(len(components(group)) for group in GROUPS)):  # an option of each group at once
-        chosen = [list(components(group).values())[number % len(components(group))] for group in GROUPS]
+    for number in range(max(len(registered(group)) for group in GROUPS)):  # an option of each group at once
+        chosen = [list(registered(group).values())[number % len(registered(group))] for group in GROUPS]
         given = [f"{found.group}.{name}={value}" for found in chosen for name, value in required[found].items()]
         config, _ = compose_once("config", [*(f"{found.group}={found.name}" for found in chosen), *given], Config)
         composed |= {found: getattr(config, found.group) for found in chosen}
-    assert component("sampler", "power_mh") == composed[components("sampler")["power_mh"]]
+    assert component("sampler", "power_mh") == composed[registered("sampler")["power_mh"]]
     monkeypatch.setattr("dflash_mcmc.config.compose.compose", None)
     for found, given in required.items():
         assert found.cls(**given) == composed[found]
@@ -259,13 +269,13 @@ def test_a_field_keeps_what_is_given_in_its_type():
     made = PowerMH(alpha=2, num_blocks=np.int64(4), top_p=np.float32(0.5), proposal_temperature=None)
     assert (made.alpha, made.num_blocks, made.top_p, made.num_steps) == (2.0, 4, 0.5, 2)
     assert [type(value) for value in (made.alpha, made.num_blocks, made.top_p)] == [float, int, float]
-    assert components("sampler")["replica_exchange"].cls(alphas=(1, 2)).alphas == [1.0, 2.0]
+    assert registered("sampler")["replica_exchange"].cls(alphas=(1, 2)).alphas == [1.0, 2.0]
     assert HFModel(path=Path("a/b")).path == "a/b"
     assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == dataclasses.replace(made) == made
 
 
 def test_defaults_are_not_shared():
-    sampler = components("sampler")["replica_exchange"].cls
+    sampler = registered("sampler")["replica_exchange"].cls
     sampler().alphas.append(9.0)
     assert 9.0 not in sampler().alphas
 
@@ -290,11 +300,11 @@ def test_a_constructor_refuses_in_one_line(given, said):
 
 def test_entries_of_lists_are_checked():
     with refused(start="sampler.alphas: given [1.0, -1.0]; allowed: a list of numbers ([0.5,1]), each >= 1e-06"):
-        components("sampler")["replica_exchange"].cls(alphas=[1.0, -1])
+        registered("sampler")["replica_exchange"].cls(alphas=[1.0, -1])
 
 
 def test_a_required_field_of_another_package(monkeypatch):
-    monkeypatch.setattr(registry, "_components", {**registry._components})
+    monkeypatch.setattr(components, "_components", {**components._components})
 
     @register("sampler", "of_a_plugin")
     @dataclass(slots=True, kw_only=True)
@@ -364,4 +374,4 @@ def test_penalties_and_any_sampler_s_adaptive_vote_are_allowed(make_config):
     """A penalty changes probabilities, and log q counts it. An adaptive vote has no weights."""
     assert make_config(*CHAINS, "sampler.presence_penalty=0.5", "aggregate=power").aggregates() == ["power"]
     assert make_config("condition=ps", "num_chains=4", "aggregate=[log_p,adaptive]").aggregates() == ["log_p", "adaptive"]
-    assert [name for name, found in components("sampler").items() if found.cls.draws_once] == ["temperature"]
+    assert [name for name, found in registered("sampler").items() if found.cls.draws_once] == ["temperature"]

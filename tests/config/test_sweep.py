@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.chains import cost
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import (
@@ -27,7 +28,6 @@ from dflash_mcmc.config.identity import (
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.types import RunResult
 from tests.refusals import command_is_refused
 

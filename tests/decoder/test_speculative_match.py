@@ -2,11 +2,11 @@
 
 import pytest
 
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.registry import name_of
 from tests.cases import quick
 from tests.speculation import DRAFTS, LAWS, SMALL, combinations, differing, speculative_error
 

@@ -211,8 +211,8 @@ def test_a_plugin_is_copied_with_its_entry_points(tmp_path):
     run_with(plugin, "from dflash_mcmc.grid.snapshot import copy_code; from pathlib import Path\n"
                      f"copy_code(Path({str(code)!r}))")
     shutil.rmtree(plugin)
-    shown = run_with(code, "import beside; from dflash_mcmc import registry; print(beside.__file__)\n"
-                           "print(registry.components('sampler')['elsewhere'].file)").split()
+    shown = run_with(code, "import beside; from dflash_mcmc import components; print(beside.__file__)\n"
+                           "print(components.registered('sampler')['elsewhere'].file)").split()
     assert shown == [str(code / "beside.py"), str(code / "elsewhere" / "__init__.py")]
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dflash_mcmc import kernel
+from dflash_mcmc.components import registered
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.kernel import decide, doubling, doubling_cost, mh_cost, result, stage_horizon, trace_entry
-from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator, law_of, score, total_variation
 from dflash_mcmc.types import ExpectedCost, Trajectory
@@ -94,7 +94,7 @@ def test_horizons_rise_to_the_full_one(horizon):
 
 @pytest.mark.parametrize("name", STAGED)
 def test_a_chain_has_the_full_length(name):
-    sampler = components("sampler")[name].cls(num_blocks=3, num_steps=1)
+    sampler = registered("sampler")[name].cls(num_blocks=3, num_steps=1)
     engine = TabularEngine(TabularModel(3, (), seed=0), None, None, TabularDraft(3, 2, seed=7))
     assert engine.run(sampler.chain(PROMPT, 5, Key(0))).trajectory.length == 5
 

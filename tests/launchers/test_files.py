@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dflash_mcmc.components import name_of
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer

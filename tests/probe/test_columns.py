@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dflash_mcmc.components import registered
 from dflash_mcmc.probe import ABSENT, Each, Observations, Table, meanings_of
-from dflash_mcmc.registry import components
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 TABLE = Table("ranks", (
@@ -44,7 +44,7 @@ def test_parts_of_a_table_share_its_meanings():
 
 
 def test_every_column_of_every_probe_has_a_meaning():
-    for name, component in components("probe").items():
+    for name, component in registered("probe").items():
         meanings = meanings_of(component.cls.columns())
         assert bool(meanings) == (name != "none")
         assert all(meaning and not meaning.endswith(".") for columns in meanings.values() for meaning in columns.values())

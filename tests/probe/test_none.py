@@ -1,7 +1,7 @@
 """Without a probe, the run draws samples."""
 
+from dflash_mcmc.components import groups_of
 from dflash_mcmc.config.schema import unused
-from dflash_mcmc.settings import groups_of
 
 
 def test_everything_else_is_in_use(make_config):

@@ -17,8 +17,8 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
+from dflash_mcmc.components import spec_of, walk
 from dflash_mcmc.config import command
-from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.grid.snapshot import write_point

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.components import registered
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.probe import meanings_of
-from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure, reading
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
@@ -87,7 +87,7 @@ def test_the_published_share_of_hard_tokens_is_that_of_better_ranks():
 
 def test_every_published_number_has_a_column_of_its_table():
     for name, paper in reading._content("probes").items():
-        columns = meanings_of(dict(components("probe"))[name].cls.columns())
+        columns = meanings_of(dict(registered("probe"))[name].cls.columns())
         for table, of in paper["tables"].items():
             for column in {key for row in of["rows"] for key in row} - {reading.RUN_COLUMN}:
                 assert any(_fits(column, each) for each in columns[table]), (name, table, column)

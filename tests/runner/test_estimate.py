@@ -10,6 +10,7 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.components import registered
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.chains import RequestPart
 from dflash_mcmc.engine.batching.interface import Options
@@ -17,7 +18,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.sequences import Tree
 from dflash_mcmc.probe import Probe
-from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from tests.cases import quick
@@ -201,7 +201,7 @@ def test_sampled_verify_costs_what_is_estimated_from_the_tokens_that_a_block_kee
 
 def test_every_probe_and_every_sampler_has_an_estimate():
     for group, base in (("probe", Probe), ("sampler", Sampler)):
-        lacking = [name for name, found in components(group).items()
+        lacking = [name for name, found in registered(group).items()
                    if not found.cls.is_null and found.cls.expected_cost is base.expected_cost]
         assert lacking == []
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dflash_mcmc import registry
+from dflash_mcmc import components
+from dflash_mcmc.components import GROUPS, MISSING, identity, name_of, registered, runtime
 from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.parts import csv_of, framed
 from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.store.folder import Attempts, RunStore
@@ -25,7 +24,7 @@ from dflash_mcmc.store.schema import from_line
 from tests.runs import execute
 from tests.tracker import lines as tracked
 
-PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
+PROBES = [component.cls for component in registered("probe").values() if component.name != "none"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +60,8 @@ class Lengths(Probe):
 @pytest.fixture
 def lengths(make_config, monkeypatch):
     """A configuration with the probe above: lengths(seed=1, limit=3, times=2)."""
-    component = registry.Registration("probe", "lengths", Lengths, Lengths.__doc__)
-    monkeypatch.setitem(registry._components, ("probe", "lengths"), component)
+    component = components.Registration("probe", "lengths", Lengths, Lengths.__doc__)
+    monkeypatch.setitem(components._components, ("probe", "lengths"), component)
     tracked.use(monkeypatch.setattr)
     base = make_config("tracker=trackio")
 

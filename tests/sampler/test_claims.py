@@ -2,8 +2,8 @@
 
 import pytest
 
+from dflash_mcmc.components import registered
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
@@ -34,7 +34,7 @@ POWERS = [
 @pytest.mark.parametrize(("name", "options", "power"), POWERS, ids=str)
 def test_a_sampler_claims_a_power_only_where_its_chains_tend_to_it(name, options, power):
     """A report compares the samples of runs with one power, as runs of one law."""
-    assert components("sampler")[name].cls(**options).power() == power
+    assert registered("sampler")[name].cls(**options).power() == power
 
 
 MH, SMC = {"num_blocks": 1, "num_steps": 3}, {"num_particles": 3, "block_size": 2, "wrapper": "none"}
@@ -68,7 +68,7 @@ COSTS = [
 
 @pytest.mark.parametrize(("name", "options", "cost"), COSTS, ids=str)
 def test_the_expected_cost_by_hand(name, options, cost):
-    assert components("sampler")[name].cls(**options).expected_cost(6, 8) == (cost and pytest.approx(cost))
+    assert registered("sampler")[name].cls(**options).expected_cost(6, 8) == (cost and pytest.approx(cost))
 
 
 WIDTHS = [("power_mh", {}, 1), ("multiple_try", {"num_tries": 3}, 3), ("best_of_n", {"num_candidates": 5}, 5),
@@ -79,7 +79,7 @@ WIDTHS = [("power_mh", {}, 1), ("multiple_try", {"num_tries": 3}, 3), ("best_of_
 
 @pytest.mark.parametrize(("name", "options", "width"), WIDTHS, ids=str)
 def test_the_width_is_the_most_operations_at_once(name, options, width):
-    assert components("sampler")[name].cls(**options).width() == width
+    assert registered("sampler")[name].cls(**options).width() == width
 
 
 TWICE = {"num_blocks": 2, "num_steps": 2}
@@ -99,7 +99,7 @@ CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE,
 def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
     """The first 200 branches of the enumeration of a chain, which refuses a second use of a key."""
     engine = TabularEngine(TabularModel(3, (0,), seed=3), draft=TabularDraft(3, 1, seed=9))
-    sampler, enumerator = components("sampler")[name].cls(**options), Enumerator()
+    sampler, enumerator = registered("sampler")[name].cls(**options), Enumerator()
     for _ in range(200):
         engine.run(sampler.chain(PROMPT, 4, EnumeratedKey(enumerator)))
         if not enumerator.next_branch():
@@ -114,7 +114,7 @@ def test_the_trace_follows_the_state(name, options, monkeypatch):
     monkeypatch.setattr(ReplicaExchange, "swap", lambda self, ladder, key: (ladder, (False,) * (len(self.alphas) - 1)))
     for seed in range(6):
         states = {}
-        for entry in engine.run(components("sampler")[name].cls(**options).chain(PROMPT, 8, Key(seed))).trace:
+        for entry in engine.run(registered("sampler")[name].cls(**options).chain(PROMPT, 8, Key(seed))).trace:
             state = entry["block"], entry.get("rung")
             assert entry["length"] == states.get(state, entry["length"])
             followed += state in states

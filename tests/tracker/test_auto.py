@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
+from dflash_mcmc.components import name_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.tracker import auto
 
 

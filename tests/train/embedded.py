@@ -19,12 +19,12 @@ from omegaconf import MISSING
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from dflash_mcmc.components import has_spec, identity, runtime, spec_of
 from dflash_mcmc.config import command
 from dflash_mcmc.config.help import is_asked_for, usage_of
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from dflash_mcmc.components import name_of
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.vllm.drawing import BLENDED
 from dflash_mcmc.ops import Draw, SamplingParams, Score
-from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import BLENDS, PROMPTS, STOPS

@@ -18,12 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
+from dflash_mcmc.components import MISSING, Settings, identity, runtime
 from dflash_mcmc.dataset import Dataset, checked
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of, tools_of
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.process import http
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dflash_mcmc.components import Need, Settings, identity, name_of, register, runtime
 from dflash_mcmc.engine import DelegatedEngine
 from dflash_mcmc.engine.batching.interface import ChainRunner
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.process.http import check_url
-from dflash_mcmc.registry import Need, name_of, register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dflash_mcmc.components import Settings
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget

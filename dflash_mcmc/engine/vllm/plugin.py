@@ -15,8 +15,8 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
+from dflash_mcmc.components import registered
 from dflash_mcmc.engine.vllm.drawing import BLENDED, CONFIG, LEDGER, Drawn, RequestRows, StopTable
-from dflash_mcmc.registry import components
 
 
 class _WithBlend:
@@ -30,7 +30,7 @@ class _WithBlend:
         model: Any = self.model  # type: ignore[attr-defined]
         # The blend with these fields and this `name`
         values = vllm_config.additional_config[CONFIG]["blend"]
-        cls = components("blend")[values["name"]].cls
+        cls = registered("blend")[values["name"]].cls
         self._blend = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
         self._tapped = self._blend.tapped_layers(model.config.num_hidden_layers)
         model._set_aux_hidden_state_layers(tuple(layer + 1 for layer in self._tapped))

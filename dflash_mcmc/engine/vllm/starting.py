@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dflash_mcmc.components import Settings, name_of
 from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.plan import TargetShape
@@ -12,8 +13,6 @@ from dflash_mcmc.engine.vllm.core import arguments
 from dflash_mcmc.engine.vllm.drawing import BLENDED
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
-from dflash_mcmc.registry import name_of
-from dflash_mcmc.settings import Settings
 
 
 class VllmFields(Protocol):

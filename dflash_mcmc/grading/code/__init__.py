@@ -10,11 +10,9 @@ The sandbox has limits: a program can leave it through a bug of the kernel.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dflash_mcmc.components import Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
-from dflash_mcmc.registry import register
-from dflash_mcmc.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_mcmc.grading.code.pool import ProgramPool

@@ -7,10 +7,9 @@ matrices and equations have one rule each; math-verify decides the rest. No answ
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.components import identity, register, runtime
 from dflash_mcmc.grading import VERSION, AnswerGrader, extraction
 from dflash_mcmc.grading.verdicts import GradingPool
-from dflash_mcmc.registry import register
 
 
 @register("grader", "math")

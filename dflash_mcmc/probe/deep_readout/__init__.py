@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.chains import cost
-from dflash_mcmc.fields import identity
+from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work, measured
 from dflash_mcmc.probe.deep_readout import tables
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dflash_mcmc.chains import cost
+from dflash_mcmc.components import Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block, rounded
 from dflash_mcmc.probe.speculative_mcmc import tables
-from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dflash_mcmc.components import registered
 from dflash_mcmc.grading.verdicts import UNDRAWN
-from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
 from dflash_mcmc.report.reading import Run
@@ -245,7 +245,7 @@ def agreement_section(study: Study) -> Section | None:
 
     rows = []
     for a, b in combinations(study.runs, 2):
-        blend = components("blend").get(a.component("blend"))  # a draft changes the target if it has the draft's logits
+        blend = registered("blend").get(a.component("blend"))  # a draft changes the target if it has the draft's logits
         draft = [] if blend is None or blend.cls.needs_draft else ["draft"]
         if a.power is None or a.power != b.power or not same_but(a, b, "sampler", "decoder", "condition", "seed", *draft):
             continue

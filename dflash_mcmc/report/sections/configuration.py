@@ -6,11 +6,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from dflash_mcmc.components import registered, restored, specs_of
 from dflash_mcmc.config.identity import followed
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
-from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, count, paragraphs
@@ -66,7 +65,7 @@ def section(study: Study) -> Section | None:
 def extra_parameters(run: Run) -> int | None:
     """Parameters that the draft of a run adds to the target; None if its checkpoint is not on this machine."""
     values = dict(run.config.get("draft") or {})
-    component = components("draft").get(run.component("draft"))
+    component = registered("draft").get(run.component("draft"))
     if component is None or component.name == "none":
         return 0 if run.component("draft") == "none" else None
     cls: Any = component.cls
