@@ -59,6 +59,7 @@ def records_of(folder: Path, *overrides: str) -> list[dict]:
     return sorted(found, key=lambda record: (record["problem"], record["chain"]))
 
 
+@pytest.mark.slow
 def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
     asked = {problem.id: problem.question for problem in dflash_mcmc.component("dataset", "arith", limit=3).problems()}
     records = records_of(tmp_path, "dataset.limit=3", "sampler=temperature", "blend=layer", "blend.beta=0.1", "blend.layer=5",
@@ -285,6 +286,7 @@ def test_threads_make_components_at_once():
     assert made == named
 
 
+@pytest.mark.slow
 def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
     """The signal arrives at the third finished chain."""
     asked = {"prompts": QUESTIONS, "sampler": "temperature", "max_new_tokens": 32, "progress": False}
@@ -452,6 +454,7 @@ def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, mon
         dflash_mcmc.sweep("dry_run=true")
 
 
+@pytest.mark.slow
 def test_samples_and_texts_are_graded_as_a_run_grades_them(loaded, tmp_path):
     problems = dflash_mcmc.Arith(limit=4).problems()
     drawn = dflash_mcmc.sample(*loaded, {problem.id: problem.question for problem in problems}, sampler="greedy",

@@ -77,7 +77,7 @@ def composed(command: str, folder: Path, **environment: str) -> list[Job]:
     return jobs
 
 
-@pytest.mark.parametrize("command", quick(ELSEWHERE, *ELSEWHERE[1::9]))
+@pytest.mark.parametrize("command", quick(ELSEWHERE, *ELSEWHERE[1::15]))
 def test_command_composes(command, tmp_path, monkeypatch, real_data):
     monkeypatch.chdir(tmp_path)
     composed(command, tmp_path, **real_data)

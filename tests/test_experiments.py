@@ -169,6 +169,7 @@ def test_phase_0_is_three_runs_and_takes_another_probe():
     assert name_of(other.probe) == "deep_readout"
 
 
+@pytest.mark.slow
 def test_phase_0_draws_the_six_figures_of_its_document_by_name(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figure, "save", lambda made, folder, name: drawn.append(name))

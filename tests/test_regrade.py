@@ -306,6 +306,7 @@ def test_runs_without_texts_are_an_error(run, pool):
         regrade(run, grader_config([]), pool)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_pool")
 def test_a_run_is_graded_by_its_own_grader(run, tmp_path):
     own = {"name": "math", "extract": ["boxed", "last_number"], "timeout_seconds": 8.0}

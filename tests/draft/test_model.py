@@ -365,6 +365,7 @@ def test_a_tokenizer_with_other_tokens_is_refused(make_config, tmp_path):
         execute(config)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_tokens_of_plain_and_counts_the_draft_apart(make_config, tmp_path):
     folder = tmp_path / "draft"
     shutil.copytree(make_config(*GIVEN).draft.model, folder)

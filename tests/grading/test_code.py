@@ -132,7 +132,8 @@ def test_closing_the_pool_ends_the_programs():
     assert time.monotonic() - started < 20
 
 
-@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [12, 1])
 def test_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool, every):
     chosen = human_eval(shared_data)[::every]
     found = grades(pool, [*chosen, *((mutated(solution), task) for solution, task in chosen)])

@@ -129,6 +129,7 @@ def test_the_number_of_jobs_and_of_arrays(submitted, slurm_commands, arguments, 
         assert "--array" not in batch_of(grid)
 
 
+@pytest.mark.slow
 def test_multirun_is_the_same(submitted, tmp_path):
     one = submitted("hardware=slurm_cpu", "shards=2")
     two = submitted("hardware=slurm_cpu", "hydra.launcher.shards=2", program=main)

@@ -148,6 +148,7 @@ def test_phases(slurm, tmp_path):
     assert {len(samples(run)) for run in runs} == {2}
 
 
+@pytest.mark.slow
 def test_each_condition_takes_the_arguments_of_the_document(tmp_path):
     """`sampler.alpha` and `blend.beta` are left out where a condition lacks them. A stand-in for srun writes its arguments."""
     stand_in = tmp_path / "srun"

@@ -15,7 +15,6 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.reading import read_records
-from tests.cases import quick
 from tests.refusals import refused
 from tests.runs import execute
 from tests.train.embedded import build_config
@@ -117,7 +116,8 @@ def real_vocabulary(shared_data, tmp_path_factory):
     return random_qwen3(tmp_path_factory.mktemp("checkpoint") / "random_qwen3", shared_data)
 
 
-@pytest.mark.parametrize("condition", quick(["greedy", "temp", "ps", "blend_greedy", "blend_ps"], "greedy"))
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", ["greedy", "temp", "ps", "blend_greedy", "blend_ps"])
 def test_real_problems_through_the_real_tokenizer(make_config, shared_data, real_vocabulary, condition):
     """A small random Qwen3 in bfloat16 runs MATH-500 prompts with the tokenizer, chat template and stop ids of Qwen3."""
     config = make_config(f"condition={condition}", "dataset=math500", f"dataset.path={shared_data}/math500/test.jsonl",

@@ -41,6 +41,7 @@ def answers(tmp_path, monkeypatch):
     return answers
 
 
+@pytest.mark.slow
 def test_other_stop_strings_share_the_batch_with_the_answers_of_rounds(answers):
     together, starts = answers(mixes=True)
     assert starts == 1

@@ -1,5 +1,7 @@
 """Scores of several chains share a forward: records and costs are those of scores row by row, to the last bit."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -21,11 +23,11 @@ PROMPTS = [np.arange(1, 1 + length) for length in (5, 9, 14, 30)]
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """The number of rows of each forward that reads tokens."""
+    """The number of rows of each forward that reads tokens, and the length of its rows."""
     found, states = [], ModelRunner.states
 
     def counted(self, cache, spans, size):
-        found.append(len(spans))
+        found.append((len(spans), size))
         return states(self, cache, spans, size)
 
     monkeypatch.setattr(ModelRunner, "states", counted)
@@ -75,7 +77,7 @@ def test_a_score_without_numbers_spoils_none_beside_it(forwards):
 
     engine = BatchedEngine(LanguageModel(model, stop_ids=(3,)), NoBlend(), 12, 60)
     done = {each.tag: each for each in engine.run([(number, scored(40 if number % 3 == 1 else 41)) for number in range(6)])}
-    assert max(forwards[1:]) == 12
+    assert max(forwards[1:])[0] == 12
     for number, each in done.items():
         if number % 3 == 1:
             assert each.result is None
@@ -87,8 +89,9 @@ def test_a_score_without_numbers_spoils_none_beside_it(forwards):
 
 
 @pytest.mark.parametrize("chunk", [8, 16])
-def test_pieces_of_different_lengths(chunk):
-    """Scores of 1 to 40 tokens in one request, in pieces of at most `chunk` tokens, are those of one piece each."""
+def test_pieces_of_different_lengths(forwards, chunk):
+    """Scores of 1 to 40 tokens in one request, in pieces of at most `chunk` tokens, are those of one piece each. Each piece of
+    the longest prompt (29 tokens are read) and of the longest score is a forward."""
     def scored():
         lengths = enumerate((1, 7, 8, 9, 23, 40))
         paths = yield Together(tuple(Score(Trajectory.start(PROMPTS[number % 4]), np.arange(length) + 1, SamplingParams(0.7))
@@ -98,7 +101,10 @@ def test_pieces_of_different_lengths(chunk):
 
     model = LanguageModel(random_model("qwen3"), stop_ids=(3,))
     traces = []
-    for options in (Options(prefill_chunk=chunk), Options(prefill_chunk=64)):
-        (done,) = BatchedEngine(model, NoBlend(), 6, 80, options).run([(0, scored())])
+    for largest in (chunk, 64):
+        forwards.clear()
+        (done,) = BatchedEngine(model, NoBlend(), 6, 80, Options(prefill_chunk=largest)).run([(0, scored())])
+        assert max(size for _, size in forwards) <= largest
+        assert done.cost.target_forwards == math.ceil(29 / largest) + math.ceil(40 / largest)
         traces.append([tuple(entry.values()) for entry in done.result.trace])
     np.testing.assert_allclose(*traces, atol=1e-3, rtol=0)

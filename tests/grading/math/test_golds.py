@@ -54,6 +54,7 @@ def test_only_the_listed_pairs_of_gold_answers_are_equal(math500, every):
     assert found == listed if every else found <= listed
 
 
+@pytest.mark.slow
 def test_a_changed_digit_or_sign_is_not_correct(math500):
     generator = np.random.default_rng(1)
     for row in math500:
