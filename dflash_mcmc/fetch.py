@@ -26,7 +26,7 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, note, reaso
 from dflash_mcmc.model.files import SOURCES, PretrainedSource
 from dflash_mcmc.process import program
 from dflash_mcmc.store.files import make_folder, remove_empty
-from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.store.folder import Locks
 
 PROVENANCE = "provenance.json"
 _WORK = ".fetch"

@@ -31,11 +31,10 @@ from dflash_mcmc.report.reading import Found, run_folders
 from dflash_mcmc.runner.tracking import summary_of
 from dflash_mcmc.statistics.outcomes import accuracy
 from dflash_mcmc.statistics.votes import Vote
-from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, json_object, read_problems
+from dflash_mcmc.store import records as stored
 from dflash_mcmc.store.files import is_there, write_atomically
-from dflash_mcmc.store.locks import closed
-from dflash_mcmc.store.reading import read_records, record_line
-from dflash_mcmc.store.records import RECORDS, Record, SampleKey, key_of, sample_schema
+from dflash_mcmc.store.folder import closed
+from dflash_mcmc.store.records import PROBLEMS, RECORDS, RUN, Record, SampleKey, key_of, read_records
 from dflash_mcmc.types import Grade
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -68,8 +67,8 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     for unreadable files or a target that has other texts.
     """
     with closed(folder):
-        (own_identity, sessions), configured = described(folder / RUN), configuration_of(folder)
-        records = [] if "probe" in own_identity else read_records(folder, sample_schema())
+        (own_identity, sessions), configured = stored.described(folder / RUN), configuration_of(folder)
+        records = [] if "probe" in own_identity else read_records(folder, stored.sample_schema())
     if not records:
         lacking = "texts" if "probe" in own_identity else "records"
         raise NotRegraded(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
@@ -78,7 +77,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     _refuse_own_samples(target, folder)
     own = configured.get("model", {}).get("thinking")
     # The records with new grades
-    problems = read_problems(folder)
+    problems = stored.read_problems(folder)
     name = label(config.grader)
     for index, record in enumerate(records):
         if record["verdict"] not in UNDRAWN:
@@ -122,7 +121,7 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
 
 
 def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
-    return {key_of(record): record for record in read_records(folder, sample_schema())}
+    return {key_of(record): record for record in read_records(folder, stored.sample_schema())}
 
 
 def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
@@ -147,17 +146,17 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
         kept = [record for key, record in present.items() if key not in new]
         records = [*records, *kept]
         if kept:
-            sessions = [*described(target / RUN).sessions, *sessions]
+            sessions = [*stored.described(target / RUN).sessions, *sessions]
         files: dict[str, str | bytes] = {
             "config.yaml": as_yaml({**configured, "grader": plain(config)["grader"]}),
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
-            RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
+            RECORDS: b"".join(stored.record_line(record, hash_of(identity)) for record in records),
         }
-        if problems := read_problems(target) | read_problems(folder):
-            files[PROBLEMS] = as_lines(problems.values())
+        if problems := stored.read_problems(target) | stored.read_problems(folder):
+            files[PROBLEMS] = stored.as_lines(problems.values())
         summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
         if summarised:
-            condition = json_object(summarised[0]).get("condition", folder.name)
+            condition = stored.json_object(summarised[0]).get("condition", folder.name)
             aggregates = configured.get("aggregate") or []
             summary = summary_of(condition, records, [aggregates] if isinstance(aggregates, str) else aggregates,
                                  Vote.of(configured.get("vote") or {}), configured.get("num_chains") or 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.probe import Work
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 
 
 def records(folder: Path) -> list[dict]:

@@ -8,8 +8,8 @@ import pytest
 
 from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.runner import loop
+from dflash_mcmc.store.files import CHECKSUM
 from dflash_mcmc.store.records import RECORDS
-from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
 from tests.composing import composed
 from tests.targets import rows_do_not_depend_on_the_batch

@@ -26,9 +26,8 @@ from dflash_mcmc.components import GROUPS, registered
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.runner import loop
-from dflash_mcmc.store.described import read_problems
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
+from dflash_mcmc.store.records import read_problems, read_records
 from dflash_mcmc.types import Cost
 from tests import processes
 from tests.composing import composed

@@ -15,9 +15,9 @@ from dflash_mcmc.grading.math import MathGrader
 from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.regrade import NotRegraded, _graders, grader_config, main, regrade, report
 from dflash_mcmc.report.reading import run_folders
+from dflash_mcmc.store.files import to_line
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.records import read_records
 from tests.report import folders
 from tests.runs import execute
 

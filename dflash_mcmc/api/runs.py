@@ -15,8 +15,7 @@ from dflash_mcmc.grading import Grader
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
-from dflash_mcmc.store.described import RUN, described, identity_if_readable, read_problems
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import RUN, described, identity_if_readable, read_problems, read_records
 from dflash_mcmc.types import Grade, RunResult
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from dflash_mcmc.config.schema import Config, Job, component_of, parts_of, unuse
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.options import config_folder, option_files
 from dflash_mcmc.statistics.votes import Vote
-from dflash_mcmc.store.described import CONFIG, hash_of, text_of
+from dflash_mcmc.store.records import CONFIG, hash_of, text_of
 
 IDENTITY_VERSION = 4
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""

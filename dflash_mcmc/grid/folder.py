@@ -21,10 +21,9 @@ from typing import Any, NotRequired, TypedDict
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process.machine import node
-from dflash_mcmc.store.described import json_object
-from dflash_mcmc.store.files import append_line, objects_of, open_to_extend, write_atomically
-from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.schema import Count, Schema, shown, to_line
+from dflash_mcmc.store.files import Count, Schema, append_line, objects_of, open_to_extend, shown, to_line, write_atomically
+from dflash_mcmc.store.folder import Locks
+from dflash_mcmc.store.records import json_object
 
 GRIDS = "grids"
 _FILE = "grid.json"

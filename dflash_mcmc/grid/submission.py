@@ -24,9 +24,7 @@ from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.runner.plan import table
 from dflash_mcmc.runner.units import tasks_of
-from dflash_mcmc.store.described import object_if_readable
-from dflash_mcmc.store.reading import each_record
-from dflash_mcmc.store.records import SampleKey, key_of
+from dflash_mcmc.store.records import SampleKey, each_record, key_of, object_if_readable
 
 _LATEST = 50
 """The samples of a process, the latest it recorded, that its rate is computed from."""

@@ -1,6 +1,6 @@
 """The rank of this process among those that share a run, in a launch (`accelerate launch`, `torchrun`) or in a grid's jobs.
 
-The processes have no process group and exchange no messages: they claim pending samples in the run folder (`store/locks.py`).
+The processes have no process group and exchange no messages: they claim pending samples in the run folder (`store/folder.py`).
 """
 
 import os

@@ -25,8 +25,8 @@ from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
 from dflash_mcmc.report.table import table_of
 from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import identity_if_readable, object_if_readable
 from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.records import identity_if_readable, object_if_readable
 
 _TEMPLATE = Path(__file__).with_name("template")
 _BOUND = re.compile(r"(?<=\d) (?=%)|(?<=,) (?=[^\[\]]*\])")

@@ -15,9 +15,8 @@ from dflash_mcmc.grading import verdicts
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
 from dflash_mcmc.store import records
-from dflash_mcmc.store.described import ProblemText, read_problems
 from dflash_mcmc.store.files import make_folder
-from dflash_mcmc.store.records import Record
+from dflash_mcmc.store.records import ProblemText, Record, read_problems
 
 _VALUES = {verdicts.CORRECT: CORRECT, verdicts.WRONG: INCORRECT}
 """The value of a score; NOANSWER for all other verdicts, which inspect_ai counts like wrong answers, as reports do."""

@@ -22,9 +22,8 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import wilson
-from dflash_mcmc.store.described import RUN, ProblemText, described, object_if_readable, read_problems
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import Record, sample_schema
+from dflash_mcmc.store import records as stored
+from dflash_mcmc.store.records import RUN, ProblemText, Record, read_problems, read_records
 
 DATASET = "math500"
 """The dataset of all published rows."""
@@ -145,7 +144,7 @@ def _below(folder: Path) -> list[Found]:
 def _start(run: Found) -> tuple[str, str]:
     """Sort key: start time, then path. Unreadable files sort first; reading the run reports their errors."""
     try:
-        return str(described(run.folder / RUN).sessions[0].get("started", "")), str(run.folder)
+        return str(stored.described(run.folder / RUN).sessions[0].get("started", "")), str(run.folder)
     except UserError:
         return "", str(run.folder)
 
@@ -292,10 +291,10 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     """The run, and a sentence for each of the first lines that were left out, and for the number of the others."""
-    identity, sessions = described(folder / RUN)
+    identity, sessions = stored.described(folder / RUN)
     config = configuration_of(folder)
     left_out: list[str] = []
-    records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
+    records = [] if "probe" in identity else read_records(folder, stored.sample_schema(), left_out if lenient else None)
     asked: dict[str, ProblemText] = {}
     try:
         asked = read_problems(folder)
@@ -308,7 +307,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     # Without a condition the name is of the components, as `Config.label` joins them.
     condition = str(given["name"]) if isinstance(given, dict) and given.get("name") else "_".join(
         name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
-    done = "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records)
+    done = "engine" in last and stored.object_if_readable(folder / "summary.json").get("num_samples") == len(records)
     problems = last.get("num_problems")
     expected = len(records) if done else problems * int(config.get("num_chains") or 1) if problems else None
     more = len(left_out) - _MOST_TOLD

@@ -10,7 +10,7 @@ from dflash_mcmc.report.parts import ReportTable, percent, text_of
 from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import records
-from dflash_mcmc.store.described import RUN, described, json_object
+from dflash_mcmc.store.records import RUN, described, json_object
 
 COLUMNS: dict[str, Any] = {
     "correct": ("correct", "count"), "total": ("num_samples", "d"), "accuracy": lambda row: percent(row["accuracy"]),

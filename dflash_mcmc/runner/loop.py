@@ -13,9 +13,8 @@ from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.runner.units import tasks_of
-from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import Attempts, RunStore
-from dflash_mcmc.store.records import SampleKey, key_of
+from dflash_mcmc.store.records import SampleKey, add_problems, key_of
 from dflash_mcmc.types import RunResult
 
 _POLL_SECONDS = 0.5

@@ -34,9 +34,7 @@ from dflash_mcmc.process import program, ranks
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Tasks
 from dflash_mcmc.runner.units import tasks_of
-from dflash_mcmc.store.described import RUN, described, json_object
-from dflash_mcmc.store.reading import each_record
-from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store.records import RUN, described, each_record, json_object, key_of
 from dflash_mcmc.types import Lengths, Problem
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import note
 from dflash_mcmc.process import machine
 from dflash_mcmc.runner.tasks import Tasks
-from dflash_mcmc.store.described import CONFIG, PROBLEMS, add_problems, json_object
 from dflash_mcmc.store.files import is_there, read_regular
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.records import CONFIG, PROBLEMS, add_problems, json_object
 
 COMMIT_NOTE = "commit.json"
 """The file in a grid's copy of the code that holds the commit of the original."""

@@ -21,9 +21,8 @@ from dflash_mcmc.ops import Chain
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of, summary_of
-from dflash_mcmc.store.described import ProblemText
-from dflash_mcmc.store.records import LENGTH, STOP_STRING, Record, SampleKey, finish_of, sample_schema
-from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.store.files import Schema
+from dflash_mcmc.store.records import LENGTH, STOP_STRING, ProblemText, Record, SampleKey, finish_of, sample_schema
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
 
 _WIDE = 3.0

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from dflash_mcmc.chains.cost import CostEstimate
-from dflash_mcmc.store.described import ProblemText
-from dflash_mcmc.store.records import SampleKey
-from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.store.files import Schema
+from dflash_mcmc.store.records import ProblemText, SampleKey
 
 R = TypeVar("R", bound=Mapping)
 """The type of the records: JSON values, with `problem` and `chain`."""

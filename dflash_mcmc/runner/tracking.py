@@ -23,11 +23,9 @@ from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.statistics.votes import Vote
-from dflash_mcmc.store.described import hash_of, json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.reading import TRACKED
-from dflash_mcmc.store.records import LENGTH, Record, finish_counts
+from dflash_mcmc.store.records import LENGTH, TRACKED, Record, finish_counts, hash_of, json_object
 from dflash_mcmc.tracker import Guarded, RunInfo
 
 _TRY_SECONDS = 5.0

@@ -16,9 +16,8 @@ from dflash_mcmc.probe import Probe
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.samples import Samples
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.files import Schema, write_atomically
 from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
-from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Summary, Unit, Work
 
 _NO_PROBLEMS = ("(agent)", "(long) ")

@@ -13,12 +13,25 @@ left at the end of a file is not read, and is removed before the file is written
 loss. Its task is repeated with the same randomness. Any other line without its checksum's content or its schema ends the run
 with an error, unless the run may repair.
 
-Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the
-task, and writes to its own file of records. It releases the lock after the record is on the disk, so the next process that
-gets the lock finds the record.
-A task is a sample or a unit of a probe.
+Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the task, and
+writes to its own file of records. It releases the lock after the record is on the disk, so the next process that gets the lock
+finds the record. A task is a sample or a unit of a probe.
+
+The locks are on bytes of one file, for the processes of one machine, or of many machines that share a folder. They are POSIX
+record locks (fcntl). The kernel or the file server releases them when a process ends, for whatever reason, so there are no
+clocks, no leases and no stale lock files. They work on local file systems, NFS 4 (and NFS 3 with its lock daemon), Lustre
+mounted with `flock`, CephFS, GPFS, and BeeGFS with `tuneUseGlobalFileLocks`. On Lustre mounted with `localflock` each node has
+its own locks, and two nodes would draw the same sample.
+
+A lock belongs to the process, not to the object. Two parts of one process do not exclude each other, and closing the file
+anywhere in the process releases all its locks. `Locks` therefore opens a file only once in a process.
+
+`FolderLocks` are those of a run folder: each byte of its lock file guards what only one process may do at a time.
 """
 
+import errno
+import fcntl
+import hashlib
 import json
 import os
 import time
@@ -28,22 +41,201 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
-from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.described import CONFIG, RUN, described
-from dflash_mcmc.store.files import (
-    append_line,
-    each_line,
-    objects_of,
-    open_to_extend,
-    read_regular,
-    refuse_link,
-    remove_empty,
-    write_atomically,
-)
-from dflash_mcmc.store.locks import MUTEX, SUMMARY, FolderLocks, task_byte
-from dflash_mcmc.store.reading import ATTEMPTS, Attempt, move_damaged, note_repeated, record_line, records_of
-from dflash_mcmc.store.records import SampleKey, key_of, record_files, records_file, unit_schema
-from dflash_mcmc.store.schema import Damaged, Schema, to_line
+from dflash_mcmc.errors import RunBusy, UserError, note, writing
+from dflash_mcmc.store import files, records
+from dflash_mcmc.store.files import Damaged, Schema, to_line
+from dflash_mcmc.store.records import ATTEMPTS, CONFIG, NUM_FILES, RUN, Attempt, SampleKey, described, key_of, unit_schema
+
+_DIGITS = 8
+_MOST_SECONDS, _TOLD_SECONDS = 600.0, 10.0
+"""Longest wait for a lock, and the wait after which a line says what for. Locks that are waited for are held for moments, or
+for the time that a summary with its figures takes."""
+_LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
+_open: set[Path] = set()
+
+
+class Locks:
+    """The locks of a file. Their byte offsets may lie after its end.
+
+    Raises RunBusy if this process has the file open, UserError if the path is not that of a regular file.
+    """
+
+    def __init__(self, path: Path):
+        files.refuse_link(path)
+        files.is_there(path)
+        self._path = path.resolve()
+        if self._path in _open:
+            raise RunBusy(f"{path.parent}: this process has that run open already")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        _open.add(self._path)
+
+    def close(self) -> None:
+        """Releases all locks."""
+        _open.discard(self._path)
+        os.close(self._file)
+
+    def exists(self) -> bool:
+        """Whether the path still leads to this file. Another process can have removed it."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:  # it does not exist, or a file server has removed its folder
+            return False
+
+    def take(self, first: int, length: int = 1, wait: bool = False) -> bool:
+        """Locks bytes. Returns False if another process has locked any of them. Raises UserError.
+
+        Args:
+            wait: whether to wait until no other process has them locked. The wait has a bound, because the other process may
+                be stopped or hang. Raises RunBusy after it.
+        """
+        started, pause, shown = time.monotonic(), _LEAST_PAUSE, False
+        while not self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, first, length):
+            waited = time.monotonic() - started
+            if not wait:
+                return False
+            if waited > _MOST_SECONDS:
+                raise RunBusy(f"{self._path}: another process has been changing files of this folder for {_MOST_SECONDS:.0f} "
+                              "seconds; continue or end that process, and run the same command again; nothing recorded is "
+                              "lost")
+            if waited > _TOLD_SECONDS and not shown:
+                shown = True
+                note(f"{self._path}: waiting, for at most {_MOST_SECONDS:.0f} seconds, until another process has changed "
+                     "files of this folder")
+            time.sleep(pause)
+            pause = min(2.0 * pause, _MOST_PAUSE)
+        return True
+
+    def free(self, first: int, length: int = 1) -> None:
+        """Releases bytes, whether or not they are locked. Raises UserError."""
+        if length:  # for fcntl a length of 0 means all bytes that follow
+            self._lock(fcntl.LOCK_UN, first, length)
+
+    @contextmanager
+    def held(self, first: int) -> Iterator[None]:
+        """Waits for a byte, and holds it."""
+        try:
+            self.take(first, wait=True)
+            yield
+        finally:
+            self.free(first)
+
+    def _lock(self, operation: int, first: int, length: int) -> bool:
+        """Locks or unlocks bytes. False if another process has locked any of them. Raises UserError."""
+        try:
+            fcntl.lockf(self._file, operation, length, first)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN) and operation != fcntl.LOCK_UN:
+                return False
+            what = "unlock" if operation == fcntl.LOCK_UN else "lock"
+            raise UserError(f"paths.outputs: cannot {what} {self._path}: {error.strerror}; allowed: a file system with POSIX "
+                            "record locks, such as a local one, NFS 4, or Lustre mounted with flock") from error
+        return True
+
+
+_MOST_TRIES = 100
+"""Number of tries to make a folder. Some file systems report "does not exist" for a folder that can never be made."""
+MUTEX, SUMMARY, _LEAD, _WRITERS = 0, 2, 1, 3
+_TASKS = _WRITERS + NUM_FILES
+"""First bytes of the locked ranges. They are for changes of the folder, for files that are written from all records, for the
+tracker, for record files by number, and for tasks by hash."""
+_LOOK_SECONDS = 0.1
+
+
+class FolderLocks(Locks):
+    """The locks of a run folder. The constructor makes the folder and takes `MUTEX`, which the caller frees after `enter`.
+
+    Raises UserError if the folder cannot be made or its file system has no locks, RunBusy if this process has it open.
+    """
+
+    def __init__(self, folder: Path):
+        self.made = [each for each in (folder, *folder.parents) if not each.exists()]
+        """The folders that were not there, the innermost first."""
+        self._number, self._leads, tries = 0, False, 0
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                super().__init__(folder / "lock")
+            except OSError as error:
+                tries += 1
+                if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:  # another process has just removed the folder
+                    continue
+                raise UserError(f"paths.outputs: cannot write to {folder}: {error.strerror}") from error
+            try:
+                self.take(MUTEX, wait=True)
+            except BaseException:
+                self.close()
+                raise
+            # Another process can have removed the folder before the lock was taken: nobody else would see these locks.
+            if self.exists():
+                return
+            self.close()
+
+    def enter(self) -> int:
+        """Takes the number of a file of records that no other process writes to. Raises RunBusy."""
+        for file_number in range(NUM_FILES):
+            if self.take(_WRITERS + file_number):
+                self._number = file_number
+                return file_number
+        raise RunBusy(f"{self._path.parent}: {NUM_FILES} processes draw this run already")
+
+    def exclude_all(self) -> bool:
+        """Keeps all processes from entering. Returns False if one has entered."""
+        return self.take(_WRITERS, NUM_FILES)
+
+    def is_alone(self) -> bool:
+        """Whether no other process has entered. `MUTEX` must be held, so that no process enters meanwhile."""
+        alone = self.exclude_all()
+        if alone:  # the call has locked the numbers of all processes
+            self.free(_WRITERS, self._number)
+            self.free(_WRITERS + self._number + 1, NUM_FILES - self._number - 1)
+        return alone
+
+    def lead(self, seconds: float) -> bool:
+        """Whether this process logs to the tracker. It takes the role if it is or becomes free within `seconds`."""
+        until = time.monotonic() + seconds
+        while not self._leads:
+            self._leads = self.take(_LEAD)
+            if self._leads or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return self._leads
+
+    def num_files(self) -> int:
+        """The number of files of records; 0 in a new file, and one of zeros that a power loss has left.
+
+        After a lock is taken, it comes from the file server and not from a cache. Raises UserError for any other content.
+        """
+        content = os.pread(self._file, _DIGITS + 1, 0).rstrip(b"\0")
+        if content and (not content.isdigit() or len(content) > _DIGITS or int(content) > NUM_FILES):
+            raise UserError(f"{self._path}: given {content!r}; allowed: a number up to {NUM_FILES}; delete the file while no "
+                            "process draws the run")
+        return int(content or 0)
+
+    def raise_num_files(self, count: int) -> None:
+        """Raises the number of files to `count`. `MUTEX` must be held. The number never decreases. Raises UserError.
+
+        The number shows other processes which files exist. A network file system may list a new file late.
+        """
+        if count > self.num_files():
+            with writing(self._path):
+                os.pwrite(self._file, b"%0*d" % (_DIGITS, count), 0)  # in one write, so no reader sees a part of it
+                os.fsync(self._file)
+
+
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """Keeps all processes from opening a run's folder. Raises RunBusy if one has it open."""
+    with closing(FolderLocks(folder)) as locks:
+        if not locks.exclude_all():
+            raise RunBusy(f"{folder}: this run is being written by another process; wait for it or stop it")
+        yield
+
+
+def task_byte(key: SampleKey) -> int:
+    """The byte that locks a task. It is a hash of 62 bits, so processes need no common numbering of the tasks."""
+    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
+    return _TASKS + (int.from_bytes(digest) >> 2)
+
 
 _SYNC_SECONDS = 1.0
 
@@ -65,7 +257,7 @@ class RunStore:
         self._read: dict[int, tuple[int, int]] = {}
         """The lines and the bytes of each file that are read."""
         self._synced, self._session = time.monotonic(), 0
-        self._file = open_to_extend(folder / self.file_name())
+        self._file = files.open_to_extend(folder / self.file_name())
 
     @classmethod
     @contextmanager
@@ -83,20 +275,20 @@ class RunStore:
         of_run = (schema or unit_schema()).of_run(digest)
         with closing(FolderLocks(folder)) as locks:
             file_number = locks.enter()
-            for path in (*record_files(folder, others=True).values(), *folder.glob("attempts*.jsonl")):
-                refuse_link(path)  # before anything is cut
+            for path in (*records.record_files(folder, others=True).values(), *folder.glob("attempts*.jsonl")):
+                files.refuse_link(path)  # before anything is cut
             if locks.is_alone():
                 for left in folder.glob(".*.tmp"):  # a killed process was replacing a file
                     with writing(left):
                         left.unlink()
                 if repair:
-                    move_damaged(folder, of_run)
+                    records.move_damaged(folder, of_run)
             elif repair:
                 note(f"{folder}: repair=true has no effect while another process has this run open")
             store = cls(folder, locks, file_number, not_in_memory, of_run)
             try:
                 # Before the lock is free, so that no process which enters later misses this file.
-                locks.raise_num_files(max(record_files(folder), default=0) + 1)
+                locks.raise_num_files(max(records.record_files(folder), default=0) + 1)
                 locks.free(MUTEX)
                 store.refresh()
                 yield store
@@ -104,15 +296,15 @@ class RunStore:
                 store.sync()
                 store._file.close()
                 locks.take(MUTEX, wait=True)
-                files = record_files(folder).values()
+                own_files = records.record_files(folder).values()
                 # An attempt without a record can be a death.
-                is_empty = not any(path.lstat().st_size for path in (*files, *folder.glob("attempts*.jsonl")))
+                is_empty = not any(path.lstat().st_size for path in (*own_files, *folder.glob("attempts*.jsonl")))
                 # A run that was refused after its folder was made leaves nothing behind. The lock goes last: a process that
                 # opens the folder meanwhile waits, and makes it anew.
                 if not store.is_described() and is_empty and locks.is_alone():
-                    for path in (*files, folder / CONFIG, folder / "lock"):
+                    for path in (*own_files, folder / CONFIG, folder / "lock"):
                         path.unlink(missing_ok=True)
-                    remove_empty(dict.fromkeys([folder, folder.parent, *locks.made]))
+                    files.remove_empty(dict.fromkeys([folder, folder.parent, *locks.made]))
 
     def is_alone(self) -> bool:
         """Whether no other process has the folder open. The mutex must be held."""
@@ -120,7 +312,7 @@ class RunStore:
 
     def file_name(self, stem: str = "records") -> str:
         """The name of a file that only this process writes to."""
-        return records_file(self._file_number, stem)
+        return records.records_file(self._file_number, stem)
 
     def lead(self, seconds: float = 0.0) -> bool:
         """Whether this process logs to the tracker. It takes the role if no other process has it.
@@ -144,7 +336,8 @@ class RunStore:
             if file_number == self._file_number and file_number in self._read:  # nobody else writes to this process's own file
                 continue
             num_lines, _ = self._read.setdefault(file_number, (0, 0))
-            for line, record in records_of(self._path(file_number), self._new_lines(file_number), num_lines, self._schema):
+            lines = self._new_lines(file_number)
+            for line, record in records.records_of(self._path(file_number), lines, num_lines, self._schema):
                 self._add(record, file_number, line)
 
     def _new_lines(self, file_number: int) -> Iterator[bytes]:
@@ -153,13 +346,13 @@ class RunStore:
         A network file system looks for new content only when a file is opened.
         """
         num_lines, offset = self._read[file_number]
-        for line in each_line(self._path(file_number), offset):
+        for line in files.each_line(self._path(file_number), offset):
             yield line
             num_lines, offset = num_lines + 1, offset + len(line) + 1
             self._read[file_number] = num_lines, offset
 
     def _path(self, file_number: int) -> Path:
-        return self.folder / records_file(file_number)
+        return self.folder / records.records_file(file_number)
 
     def look_again(self) -> None:
         """Like `refresh`, but sees every record: a network file system looks for new content when a lock is taken."""
@@ -170,7 +363,7 @@ class RunStore:
         key = key_of(record)
         if key in self._keys:
             repeat, first = (f"{self._path(file)}: line {at + 1}" for file, at in ((file_number, line), self._keys[key]))
-            note_repeated(key, repeat, first)
+            records.note_repeated(key, repeat, first)
             return
         self._keys[key] = file_number, line
         self.records.append({name: value for name, value in record.items() if name not in self._not_in_memory})
@@ -212,7 +405,7 @@ class RunStore:
         Raises ValueError for a task that is recorded or that another process does, UserError for a record without the schema
         of the run and if the file cannot be written.
         """
-        key, line = key_of(record), record_line(record, self._schema.digest)
+        key, line = key_of(record), records.record_line(record, self._schema.digest)
         try:
             self._schema.read(line[:-1])  # a record that could not be read again is not written
         except Damaged as error:
@@ -221,7 +414,7 @@ class RunStore:
         if key not in self._claimed and not self.claim(key):
             raise ValueError(f"problem {key[0]}, chain {key[1]} is recorded already, or being drawn by another process")
         num_lines, offset = self._read.get(self._file_number, (0, 0))
-        append_line(self.folder / self.file_name(), self._file, line)
+        files.append_line(self.folder / self.file_name(), self._file, line)
         self._add(record, self._file_number, num_lines)
         self._read[self._file_number] = num_lines + 1, offset + len(line)
         self._claimed.discard(key)
@@ -240,12 +433,12 @@ class RunStore:
 
     def is_described(self) -> bool:
         """Whether a process has described the run in `run.json`."""
-        return read_regular(self.folder / RUN) is not None
+        return files.read_regular(self.folder / RUN) is not None
 
     def write_config(self, text: str) -> None:
         with self.mutex():
-            if read_regular(path := self.folder / CONFIG) != text.encode():
-                write_atomically(path, text)
+            if files.read_regular(path := self.folder / CONFIG) != text.encode():
+                files.write_atomically(path, text)
 
     def write_session(self, identity: dict, session: dict) -> None:
         """Adds an entry for this start of the run to `run.json`."""
@@ -266,7 +459,7 @@ class RunStore:
             self._write_json("summary.json", summary)
 
     def _write_json(self, name: str, value: dict) -> None:
-        write_atomically(self.folder / name, json.dumps(value, indent=1) + "\n")
+        files.write_atomically(self.folder / name, json.dumps(value, indent=1) + "\n")
 
     def mutex(self) -> AbstractContextManager[None]:
         """A lock to hold while a file is replaced. Meanwhile no other process replaces a file or removes a temporary one."""
@@ -294,7 +487,7 @@ class Attempts:
         """
         counts: Counter[SampleKey] = Counter()
         for path in self._store.folder.glob("attempts*.jsonl"):
-            for attempt in objects_of(path, ATTEMPTS, "repair=true moves damaged lines away"):
+            for attempt in files.objects_of(path, ATTEMPTS, "repair=true moves damaged lines away"):
                 counts[attempt["problem"], attempt["chain"]] += 1 if attempt["begun"] else -1
         return counts
 
@@ -311,8 +504,8 @@ class Attempts:
     def note(self, key: SampleKey, begun: bool) -> None:
         """Writes that a claimed task is begun, or that a begun one was given up gracefully."""
         path = self._store.folder / self._store.file_name("attempts")
-        self._file = self._file or open_to_extend(path)
-        append_line(path, self._file, to_line(Attempt(problem=key[0], chain=key[1], begun=begun)))
+        self._file = self._file or files.open_to_extend(path)
+        files.append_line(path, self._file, to_line(Attempt(problem=key[0], chain=key[1], begun=begun)))
 
     def close(self, complete: bool) -> None:
         """Removes the files if the run is complete, or if every attempt in them was given up gracefully.

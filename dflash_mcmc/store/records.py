@@ -1,18 +1,31 @@
-"""The format of records, and the files that hold them. `reading.py` reads the files.
+"""What a run writes, and its readers: `run.json`, `config.yaml`, `problems.jsonl` and the files of records.
 
-A record is one line of JSON with a checksum (`schema.py`), and a line counts only if it ends with a line feed. A process
-writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
+A record is one line of JSON with a checksum (`files.py`), and a line counts only if it ends with a line feed. A process
+writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time. Each line is checked against
+its checksum and the schema of its record, whoever reads it. `move_damaged` moves damaged lines to `records.damaged.jsonl` on
+request, so that their tasks are done again.
+
+The file of problems has question and prompt of each. It is replaced as a whole and under the lock of the folder. So it is
+never partial, and processes that share a run write each problem once. A process writes it before its first record, so that
+every record's problem is in it.
 """
 
+import hashlib
+import json
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict, final
+from typing import Annotated, Any, NamedTuple, NotRequired, cast, final
 
-from dflash_mcmc.errors import UserError
+from typing_extensions import TypedDict
+
+from dflash_mcmc.errors import UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG, VERDICTS
-from dflash_mcmc.store.schema import Count, Finite, OneOf, Range, Schema, Whole
+from dflash_mcmc.store import files
+from dflash_mcmc.store.files import Count, Damaged, Schema, Whole, each_line, is_there, objects_of, read_regular, to_line
 from dflash_mcmc.types import Trajectory
 
 STOP_ID, STOP_STRING, LENGTH = "stop_id", "stop_string", "length"
@@ -68,7 +81,7 @@ class Record(TypedDict):
     """Level of difficulty, if the dataset has one. Datasets of this package have numbers."""
     subject: str | None
     """Subject of the problem, if the dataset has one."""
-    verdict: Annotated[str, OneOf(VERDICTS)]
+    verdict: Annotated[str, files.OneOf(VERDICTS)]
     """One of `grading.verdicts.VERDICTS`."""
     answer: str | None
     """The extracted final answer."""
@@ -88,7 +101,7 @@ class Record(TypedDict):
     """Tokens of the answer, with all tokens of a stop string."""
     ended: bool
     """Whether the answer ends with a stop id or a stop string."""
-    finish_reason: Annotated[str, OneOf(REASONS)]
+    finish_reason: Annotated[str, files.OneOf(REASONS)]
     """Why the sequence ended, one of REASONS."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
@@ -103,7 +116,7 @@ class Record(TypedDict):
     """Accepted proposals that differ from the state."""
     abandoned: Count
     """Proposals that early rejection has ended."""
-    law_error: Annotated[float, Range(0)]
+    law_error: Annotated[float, files.Range(0)]
     """Bound on the total variation distance between the sample's law and the sampler's law; 0 if exact."""
     tokens_drawn: Count
     """Tokens drawn, including those of rejected proposals."""
@@ -130,15 +143,15 @@ class Record(TypedDict):
     it is 0."""
     companion_forwards: NotRequired[Count]
     """Positions at which the other model of a blend was evaluated; only if there is one."""
-    seconds: Annotated[float, Range(0)]
+    seconds: Annotated[float, files.Range(0)]
     """Seconds from the chain's start in a slot to its end."""
-    share_seconds: Annotated[float, Range(0)]
+    share_seconds: Annotated[float, files.Range(0)]
     """The chain's share of the engine's time."""
-    prefill_seconds: NotRequired[Annotated[float, Range(0)]]
+    prefill_seconds: NotRequired[Annotated[float, files.Range(0)]]
     """The part of `share_seconds` in which prompts and prefixes were read; only of engines that measure it."""
-    grade_seconds: NotRequired[Annotated[float, Range(0)]]
+    grade_seconds: NotRequired[Annotated[float, files.Range(0)]]
     """Seconds of the grader's work on this answer. It runs beside the engine."""
-    passed: NotRequired[Annotated[float, Range(0)]]
+    passed: NotRequired[Annotated[float, files.Range(0)]]
     """The share of its question's examples that a program passes; only with `grader.examples`."""
     behaviour: NotRequired[str]
     """A hash of what the program returns on their calls and on changed ones, if it returns anything."""
@@ -150,17 +163,17 @@ class Record(TypedDict):
     """Their log probabilities under that law, in nats; those of a token sum to 1."""
     trace: NotRequired[list[dict[str, float | str | bool]]]
     """One entry per proposal, or per candidate."""
-    walk: NotRequired[Annotated[list[dict[str, object]], Finite()]]
+    walk: NotRequired[Annotated[list[dict[str, object]], files.Finite()]]
     """One entry per drafted block, if the decoder keeps a trace."""
     measures: NotRequired[dict[str, float]]
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
-    bits: NotRequired[Annotated[str, OneOf(("server",))]]
+    bits: NotRequired[Annotated[str, files.OneOf(("server",))]]
     """Whose the last bits are, and so the tokens of a seed: `server` with engine=api; absent where they are the engine's."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: str
     """The grader and its version."""
-    before: NotRequired[Annotated[dict[str, Any], Finite()]]
+    before: NotRequired[Annotated[dict[str, Any], files.Finite()]]
     """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
 
 
@@ -217,3 +230,290 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
                             f"from 1 to {NUM_FILES - 1}; rename it or move it away")
         files[number] = path
     return dict(sorted(files.items()))
+
+
+RUN, CONFIG = "run.json", "config.yaml"
+
+
+class Described(NamedTuple):
+    """The content of `run.json`."""
+
+    identity: dict[str, Any]
+    sessions: list[dict[str, Any]]
+    """One entry per start of the run; at least one."""
+
+
+class _StartOfRun(TypedDict, total=False):
+    """The entries of a start that reports read, where they are there."""
+
+    started: str | None
+    commit: str | None
+    host: str | None
+    device: str | None
+    python: str | None
+    packages: dict[str, str | None]
+
+
+class _RunFile(TypedDict):
+    identity: dict[str, Any]
+    sessions: list[_StartOfRun]
+
+
+_RUN_FILE = Schema(_RunFile)
+
+
+def hash_of(identity: dict[str, object]) -> str:
+    """Twelve hexadecimal digits of an identity. Reads no dataset and no checkpoint."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def described(path: Path) -> Described:
+    """The description of a run. Raises UserError for a file that a run did not write."""
+    content = json_object(path)
+    fault = _RUN_FILE.fault(content)
+    if fault or not (content["identity"] and content["sessions"]):
+        raise UserError(f"{path}: {fault or 'holds no identity or no sessions; allowed: the file as a run wrote it'}")
+    identity, sessions = content["identity"], content["sessions"]
+    for name, value in identity.items():
+        if name.endswith(".content") and not isinstance(value, str | None):
+            raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")
+    return Described(identity, sessions)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
+    try:
+        content = json.loads(text_of(path))
+    except (ValueError, RecursionError) as error:
+        reason = reason_of(error, 120)
+        raise UserError(f"{path}: cannot be parsed: {reason}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no JSON object; a run did not write this file")
+    return content
+
+
+def object_if_readable(path: Path) -> dict:
+    """The object in a file of JSON, or an empty one: a machine that fails can leave the file empty."""
+    try:
+        return json_object(path)
+    except UserError:
+        return {}
+
+
+def identity_if_readable(folder: Path) -> dict:
+    """The identity of the run in a folder, or an empty one: reading the whole run reports what is wrong with the file."""
+    try:
+        return described(folder / RUN).identity
+    except UserError:
+        return {}
+
+
+def text_of(path: Path) -> str:
+    """The content of a file of a run folder. Raises UserError for a missing one, and for one that cannot be read."""
+    content = read_regular(path)
+    if content is None:
+        runs = sorted(str(file.parent) for file in path.parent.glob(f"*/{path.name}"))  # the folder of several runs
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records"
+                        + (f": {' or '.join(runs[:3])}" if runs else ""))
+    return content.decode()
+
+
+PROBLEMS = "problems.jsonl"
+
+
+class ProblemText(TypedDict):
+    """A line of `problems.jsonl`."""
+
+    id: str
+    """Id of the problem: `problem` of its records."""
+    question: str
+    """The question; for a conversation the last turn of the user."""
+    gold: str
+    """The correct answer as the dataset writes it."""
+    prompt: str
+    """The text that the model continues, before the tokenizer adds special tokens of its own."""
+    plain: NotRequired[list[Annotated[tuple[int, int], files.AsList()]]]
+    """Places (start, stop) of names of special tokens in it that stay text."""
+
+
+_PROBLEM = Schema(ProblemText)
+
+
+def read_problems(folder: Path) -> dict[str, ProblemText]:
+    """The problems of a run by their ids; empty without the file. Raises UserError for a damaged file."""
+    found = objects_of(folder / PROBLEMS, _PROBLEM, "delete the file, and the next start of the run writes it again")
+    return {problem["id"]: cast(ProblemText, problem) for problem in found}
+
+
+def add_problems(folder: Path, missing: Callable[[Collection[str]], Iterable[ProblemText]]) -> None:
+    """Adds the problems that the file lacks. The caller holds the lock of the folder. Raises UserError.
+
+    Args:
+        missing: gives the run's problems except those with the given ids.
+    """
+    recorded = read_problems(folder)  # of earlier starts too, whose problems this one may not request
+    if new := [*missing(recorded.keys())]:
+        files.write_atomically(folder / PROBLEMS, as_lines([*recorded.values(), *new]))
+
+
+def as_lines(problems: Iterable[ProblemText]) -> bytes:
+    """The content of `problems.jsonl`."""
+    return b"".join(map(to_line, problems))
+
+
+def schema_of(folder: Path, given: Schema | None = None) -> Schema:
+    """The schema of a run's records by its `run.json`: of samples, or of the units of its probe, with the run's hash.
+
+    Without a readable `run.json` only the key of a record is checked, and that its numbers are finite.
+
+    Args:
+        given: a schema that is known.
+    """
+    identity = object_if_readable(folder / RUN).get("identity")  # what needs the file reports what is wrong with it
+    if not isinstance(identity, dict):
+        identity = {}
+    if given is None:
+        given = sample_schema() if identity and "probe" not in identity else unit_schema()
+    return given.of_run(hash_of(identity) if identity else None)
+
+
+def read_records(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> list[Record]:
+    """The records of a run, which may be in progress: those of `each_record`. Raises UserError for a damaged file or line."""
+    return [record for _, record in each_record(folder, schema, damage)]
+
+
+def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
+    """Yields the file and the record of each task of a run, the first one. A file is in the order of its process.
+
+    Raises UserError for a damaged file or line.
+
+    Args:
+        schema: of the records; None for that of `schema_of`.
+        damage: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
+    """
+    places: dict[SampleKey, str] = {}
+    of_run = schema_of(folder, schema)
+    try:
+        files = record_files(folder)
+    except UserError as error:
+        _note_damage(error, damage)
+        files = record_files(folder, others=True)
+    for path in files.values():
+        try:
+            for line_number, record in records_of(path, each_line(path), 0, of_run, damage):
+                position, key = f"{path}: line {line_number + 1}", key_of(record)
+                if key not in places:
+                    places[key] = position
+                    yield path, cast(Record, record)
+                elif damage is None:
+                    note_repeated(key, position, places[key])
+                else:
+                    damage.append(f"{position} repeats problem {key[0]}, chain {key[1]}")
+        except UserError as error:
+            _note_damage(error, damage)
+
+
+def _note_damage(error: UserError, damage: list[str] | None) -> None:
+    if damage is None:
+        raise error
+    damage.append(str(error))
+
+
+def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
+               damaged: list[str] | None = None) -> Iterator[tuple[int, dict]]:
+    """Yields the number of each line, from 0, and its record. Raises UserError for a damaged line.
+
+    Args:
+        lines: a part of the file.
+        before: number of lines of the file before this part.
+        damaged: takes a sentence for each damaged line, which is left out; None raises.
+    """
+    for line_number, line in enumerate(lines, start=before):
+        try:
+            record = schema.read(line)
+        except Damaged as error:
+            if damaged is None:
+                raise UserError(f"{path}: line {line_number + 1}: {error}; repair=true in the command of the run moves "
+                                f"damaged lines to {DAMAGED} and draws them again, and the report leaves them out with "
+                                "--lenient") from error
+            damaged.append(f"{path}: line {line_number + 1}: {error}")
+            continue
+        yield line_number, record
+
+
+def record_line(record: Mapping[str, object], digest: str | None) -> bytes:
+    """The line of a record with the hash of its run's identity, so that records of another run are noticed."""
+    return to_line(record if digest is None else {**record, files.IDENTITY: digest})
+
+
+def note_repeated(key: SampleKey, repeat: str, first: str) -> None:
+    """Prints that a second record of a sample is ignored.
+
+    If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
+    """
+    note(f"{repeat} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")
+
+
+class Attempt(TypedDict):
+    """A line of `attempts.jsonl`."""
+
+    problem: str
+    chain: Count
+    begun: bool
+    """Whether the task was begun, or given up gracefully."""
+
+
+ATTEMPTS = Schema(Attempt)
+TRACKED = "tracked.json"
+"""What each tracker has received: for each file of records a number of lines."""
+
+
+def move_damaged(folder: Path, schema: Schema) -> None:
+    """Moves the damaged lines of all files of records and attempts of a folder, and prints how many and where.
+
+    The caller is alone in the folder. A process that is killed here leaves every line in at least one of the two files.
+    Raises UserError for a file that cannot be written.
+    """
+    moved = {path: _damaged(path, schema) for path in record_files(folder).values()}
+    moved |= {path: _damaged(path, ATTEMPTS) for path in sorted(folder.glob("attempts*.jsonl"))}
+    # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
+    for file_number, path in record_files(folder).items():
+        if moved[path]:
+            _tell_trackers(folder / TRACKED, file_number, moved[path])
+    for path, taken in moved.items():
+        if taken:
+            to = folder / DAMAGED
+            every = list(each_line(path))
+            with writing(to), files.open_to_extend(to) as file:
+                file.write(b"".join(every[index] + b"\n" for index in sorted(taken)))
+                os.fsync(file.fileno())
+            files.write_atomically(path, b"".join(line + b"\n" for index, line in enumerate(every) if index not in taken))
+            print(f"{path}: {len(taken)} damaged line{'s' * (len(taken) > 1)} moved to {DAMAGED} "
+                  f"(line {', '.join(str(index + 1) for index in sorted(taken)[:10])}{', ...' * (len(taken) > 10)}); what "
+                  "they recorded is done again", file=sys.stderr)
+
+
+def _damaged(path: Path, schema: Schema) -> set[int]:
+    """The numbers, from 0, of the damaged lines of a file."""
+    line_numbers = set()
+    for line_number, line in enumerate(each_line(path)):
+        try:
+            schema.read(line)
+        except Damaged:
+            line_numbers.add(line_number)
+    return line_numbers
+
+
+def _tell_trackers(path: Path, file_number: int, line_numbers: Iterable[int]) -> None:
+    """Lowers the numbers of lines that trackers have received by those that are moved. The new records are then logged."""
+    try:
+        tracked = json_object(path) if is_there(path) else {}
+    except UserError:  # the tracking reports it
+        return
+    for received in tracked.values():
+        lines = received.get("lines") if isinstance(received, dict) else None
+        count = lines.get(str(file_number)) if isinstance(lines, dict) else None
+        if isinstance(lines, dict) and isinstance(count, int):
+            lines[str(file_number)] = count - sum(index < count for index in line_numbers)
+            received["summary"] = None
+    files.write_atomically(path, json.dumps(tracked) + "\n")

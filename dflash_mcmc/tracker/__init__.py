@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dflash_mcmc.components import Component, name_of
 from dflash_mcmc.errors import reason_of, tell
-from dflash_mcmc.store.described import read_problems
+from dflash_mcmc.store.records import read_problems
 
 
 class RunInfo(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dflash_mcmc.components import register, runtime
 from dflash_mcmc.errors import reason_of
 from dflash_mcmc.process import stopping
-from dflash_mcmc.store.described import PROBLEMS
+from dflash_mcmc.store.records import PROBLEMS
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker, sample_rows
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from dflash_mcmc.errors import ConfigError, RunBusy, UserError
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
-from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.store.folder import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, loss_sum, read_target, speculated, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder

@@ -20,7 +20,7 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
-from dflash_mcmc.store.locks import Locks
+from dflash_mcmc.store.folder import Locks
 from dflash_mcmc.train.recipe import DraftPlan
 from dflash_mcmc.types import ChainResult, Trajectory
 

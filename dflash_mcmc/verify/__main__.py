@@ -15,7 +15,7 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
-from dflash_mcmc.store.described import identity_if_readable
+from dflash_mcmc.store.records import identity_if_readable
 from dflash_mcmc.verify.drawn import DrawnText
 
 if TYPE_CHECKING:

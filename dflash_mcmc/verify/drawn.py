@@ -28,8 +28,8 @@ from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
+from dflash_mcmc.store.files import loaded
 from dflash_mcmc.store.records import key_of
-from dflash_mcmc.store.schema import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +84,7 @@ def of_run(folder: Path, model: "LanguageModel", chat: bool) -> tuple[list[Drawn
 
     Raises UserError for a run without tokens or prompts, and for one that lacks its first sample.
     """
-    from dflash_mcmc.store.described import read_problems
-    from dflash_mcmc.store.reading import each_record
+    from dflash_mcmc.store.records import each_record, read_problems
 
     prompts = {name: model.encode(PromptText.of(problem["prompt"], problem.get("plain", ())), not chat)
                for name, problem in read_problems(folder).items()}

@@ -1,6 +1,6 @@
 """`draft=dflash2`: the embedded checkpoint drafts candidates alone, and other networks are refused."""
 
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 COMMON = ("sampler=temperature", "sampler.alpha=1", "dataset.limit=3", "dataset.max_new_tokens=32")

@@ -11,7 +11,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
 from dflash_mcmc.forcing.sequences import Tree, predictors
 from dflash_mcmc.probe import Unit, Work
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.types import Problem
 from tests.cases import quick
 from tests.runs import execute

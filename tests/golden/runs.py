@@ -17,8 +17,7 @@ from pathlib import Path
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.process import machine
 from dflash_mcmc.runner.loop import execute
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store.records import key_of, read_records
 
 STORED = Path(__file__).with_name("records")
 SMALL = ("dataset.limit=2", "dataset.max_new_tokens=32", "seed=7", "tracker=none", "hardware.num_slots=4")

@@ -15,7 +15,7 @@ from dflash_mcmc.grading.code.pool import ProgramPool
 from dflash_mcmc.grading.code.programs import CodeTask
 from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.grading.golds import gold_of, graded
 from tests.runs import execute
 

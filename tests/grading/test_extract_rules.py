@@ -12,7 +12,7 @@ from dflash_mcmc.grading.choice import final_letter
 from dflash_mcmc.grading.extraction import RULES, Extraction, continued, last_box
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.cases import quick
 from tests.refusals import refused
 

@@ -17,7 +17,7 @@ from dflash_mcmc.grid import snapshot, submission, work
 from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.runner.tracking import readable_name, tags
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 from dflash_mcmc.types import RunResult
 from tests import processes
 from tests.test_names import PLUGIN, install

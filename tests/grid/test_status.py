@@ -8,7 +8,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import __main__, snapshot, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob, find
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.grid import snapshot, submission
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 from tests.runner.test_tracking import SECRETS, found_in
 
 POINTS = ("condition=greedy,temp", "dataset.limit=4", "tracker=none")

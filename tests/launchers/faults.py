@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dflash_mcmc.store.schema import CHECKSUM
+from dflash_mcmc.store.files import CHECKSUM
 from tests import processes
 from tests.runs import TIMES
 

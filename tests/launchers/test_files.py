@@ -15,7 +15,7 @@ import pytest
 from dflash_mcmc.components import name_of
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.schema import from_line
+from dflash_mcmc.store.files import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep

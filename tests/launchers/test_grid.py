@@ -12,7 +12,7 @@ import pytest
 
 from dflash_mcmc.grid import __main__
 from dflash_mcmc.grid.folder import Grid, find
-from dflash_mcmc.store.schema import from_line
+from dflash_mcmc.store.files import from_line
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.runs import TIMES

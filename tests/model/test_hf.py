@@ -14,7 +14,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.refusals import refused
 from tests.runs import execute
 from tests.train.embedded import build_config

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 from tests.train import embedded
 

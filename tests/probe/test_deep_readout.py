@@ -10,7 +10,7 @@ from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import hidden_states, read_out
 from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 READERS = (TARGET, *MODES)

@@ -10,7 +10,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers_by_name, verdict
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests.composing import composed
 from tests.runs import execute

@@ -12,7 +12,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import tables, weighing
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.refusals import refused
 from tests.runs import execute
 from tests.train.drafts import block_alone

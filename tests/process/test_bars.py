@@ -7,7 +7,7 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.process import bars
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import QUICK, execute
 
 _LINE = re.compile(r" (\d)/1 \[(\d+):(\d+)<.*?(?:, ([\d,]+) tokens, ([\d,.]+) tokens/s)?\]")

@@ -9,7 +9,7 @@ from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.statistics.summaries import summarise
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 
 SAMPLERS = {"greedy": {"sampler": "greedy"}, "temp": {"sampler": "temperature", "sampler.temperature": 0.25},
             "ps": {"sampler": "power_mh", "sampler.alpha": 4.0, "sampler.proposal_temperature": 0.25, "sampler.num_blocks": 16,

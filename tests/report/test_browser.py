@@ -9,7 +9,7 @@ import pytest
 from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.sections import overall, samples
-from dflash_mcmc.store.described import PROBLEMS, as_lines
+from dflash_mcmc.store.records import PROBLEMS, as_lines
 from tests import published
 from tests.report.chromium import DARK, LIGHT, browser, look, needed
 from tests.report.folders import identity, record, write

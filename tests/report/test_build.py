@@ -16,8 +16,8 @@ from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable
 from dflash_mcmc.runner.units import tasks_of
+from dflash_mcmc.store.files import to_line
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.schema import to_line
 from tests import published
 from tests.golden.runs import RUNS, overrides, stored
 from tests.report.folders import identity, record, write

@@ -10,7 +10,7 @@ import pytest
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable, csv_of, framed, text_of
 from dflash_mcmc.report.table import table_of
-from dflash_mcmc.store.described import PROBLEMS, as_lines
+from dflash_mcmc.store.records import PROBLEMS, as_lines
 from tests.report.chromium import look, needed
 from tests.report.folders import record, write
 

@@ -10,7 +10,7 @@ from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.sampler.power_smc import PowerSMC
 from dflash_mcmc.sampler.temperature import Temperature
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 from tests.report.folders import SESSION, identity, record, write
 
 PROBLEMS = [f"p{number}" for number in range(10)]

@@ -8,8 +8,8 @@ from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import samples
 from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
-from dflash_mcmc.store.described import PROBLEMS, as_lines
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
+from dflash_mcmc.store.records import PROBLEMS, as_lines
 from tests.refusals import refused
 from tests.report.folders import record, write
 

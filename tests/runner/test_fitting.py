@@ -11,7 +11,7 @@ from dflash_mcmc.report.table import overall
 from dflash_mcmc.runner import plan
 from dflash_mcmc.runner.fitting import fit
 from dflash_mcmc.runner.plan import checked
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 QUICK = ("condition=ps", "sampler.num_blocks=2", "sampler.num_steps=1", "dataset.max_new_tokens=24", "dataset=jsonl",

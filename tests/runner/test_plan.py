@@ -18,7 +18,7 @@ from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan as memory
 from dflash_mcmc.errors import note
 from dflash_mcmc.runner import plan
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
 from tests.report.folders import record
 
 ROOT = Path(__file__).parents[2]

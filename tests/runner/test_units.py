@@ -18,9 +18,9 @@ from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.report.parts import csv_of, framed
 from dflash_mcmc.report.table import of_probes
+from dflash_mcmc.store.files import from_line
 from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.records import RECORDS
-from dflash_mcmc.store.schema import from_line
 from tests.runs import execute
 from tests.tracker import lines as tracked
 

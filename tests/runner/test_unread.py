@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mcmc import regrade
 from dflash_mcmc.runner import samples
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.store.schema import CHECKSUM, to_line
+from dflash_mcmc.store.files import CHECKSUM, to_line
 
 OTHERS = (None, "x", -1, 1.5, True, [], {}, 10**40)
 """Values to put into every field."""

@@ -15,13 +15,10 @@ from dflash_mcmc.api.runs import read as read_table
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.report.reading import read, run_folders
-from dflash_mcmc.store import locks
-from dflash_mcmc.store.described import hash_of
-from dflash_mcmc.store.files import each_line, write_atomically
+from dflash_mcmc.store import folder
+from dflash_mcmc.store.files import CHECKSUM, IDENTITY, Damaged, each_line, from_line, to_line, write_atomically
 from dflash_mcmc.store.folder import Attempts, RunStore
-from dflash_mcmc.store.reading import read_records, record_line
-from dflash_mcmc.store.records import DAMAGED, NUM_FILES, sample_schema
-from dflash_mcmc.store.schema import CHECKSUM, IDENTITY, Damaged, from_line, to_line
+from dflash_mcmc.store.records import DAMAGED, NUM_FILES, hash_of, read_records, record_line, sample_schema
 from dflash_mcmc.types import Grade
 from tests.processes import HANG
 from tests.report.folders import record, write
@@ -307,9 +304,9 @@ def test_zeros_at_the_end_are_removed_with_a_note(whole, capsys):
 
 
 def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(locks, "_TOLD_SECONDS", 0.0)
-    monkeypatch.setattr(locks, "_MOST_SECONDS", 0.01)
-    held = locks.Locks(tmp_path / "lock")
+    monkeypatch.setattr(folder, "_TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "_MOST_SECONDS", 0.01)
+    held = folder.Locks(tmp_path / "lock")
     try:
         monkeypatch.setattr(held, "_lock", lambda operation, first, length: False)
         with pytest.raises(UserError, match=r"another process has been changing files of this folder .*; continue or end"):

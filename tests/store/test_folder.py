@@ -13,12 +13,9 @@ import pytest
 
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store import folder as store_folder
-from dflash_mcmc.store.described import text_of
-from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.locks import closed
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import RECORDS
-from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.store.files import to_line
+from dflash_mcmc.store.folder import RunStore, closed
+from dflash_mcmc.store.records import RECORDS, read_records, text_of
 from tests.processes import HANG, ROOT
 
 
@@ -83,7 +80,7 @@ def test_opening_holds_one_line_and_claims_read_no_file_of_its_own(tmp_path, mon
     with RunStore.open(tmp_path, not_in_memory=("tokens",)) as store:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        monkeypatch.setattr(store_folder, "each_line", lambda *given: pytest.fail("reads its own file again"))
+        monkeypatch.setattr("dflash_mcmc.store.files.each_line", lambda *given: pytest.fail("reads its own file again"))
         assert list(store.take((name, 0) for name in ("0", "new"))) == [("new", 0)]
     assert peak < size / 2
 
@@ -96,7 +93,7 @@ def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, mon
     holder.kill()
     holder.join()
     with monkeypatch.context() as stale:
-        stale.setattr("dflash_mcmc.store.folder.record_files", lambda folder, others=False: {0: folder / RECORDS})
+        stale.setattr("dflash_mcmc.store.records.record_files", lambda folder, others=False: {0: folder / RECORDS})
         store = RunStore.open(tmp_path)
         opened = store.__enter__()
     assert not opened.claim(("a", 0))

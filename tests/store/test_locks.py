@@ -13,7 +13,7 @@ import torch
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks
-from dflash_mcmc.store.locks import MUTEX, FolderLocks
+from dflash_mcmc.store.folder import MUTEX, FolderLocks
 
 
 def test_threads_are_shared_where_no_affinity_is_known(monkeypatch):

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import unit_schema
+from dflash_mcmc.store.records import read_records, unit_schema
 from tests.runs import execute
 
 UNIT = {"problem": "p0", "chain": 0}

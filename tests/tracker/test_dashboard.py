@@ -9,7 +9,7 @@ import pytest
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.runner.tracking import RunningAccuracy, metrics_of
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbRun
 from launchers import dashboard as pages

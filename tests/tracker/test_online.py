@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker import SAMPLE_COLUMNS
 from tests import processes
 from tests.tracker.loopback import Loopback

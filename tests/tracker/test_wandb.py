@@ -10,8 +10,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 from tqdm import tqdm
 
-from dflash_mcmc.store.described import PROBLEMS, as_lines
-from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.records import PROBLEMS, as_lines, read_records
 from dflash_mcmc.tracker import SAMPLE_COLUMNS, RunInfo, sample_rows
 from dflash_mcmc.tracker.wandb import WandbTracker, artifact_name
 from tests.runs import execute

@@ -15,7 +15,7 @@ from string import ascii_letters
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
-from dflash_mcmc.store.schema import loaded
+from dflash_mcmc.store.files import loaded
 from dflash_mcmc.types import Message, Problem
 
 ROLES = ("system", "user", "assistant", "tool", "developer")

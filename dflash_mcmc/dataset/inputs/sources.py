@@ -23,7 +23,7 @@ from dflash_mcmc.dataset import Dataset, checked
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of, tools_of
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.process import http
-from dflash_mcmc.store.schema import loaded
+from dflash_mcmc.store.files import loaded
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:

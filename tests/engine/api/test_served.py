@@ -8,8 +8,7 @@ import dflash_mcmc as dm
 from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store.records import key_of, read_records
 from tests import runs
 from tests.engine.api.test_law import drawn, moved, p_value
 from tests.serving import Served
