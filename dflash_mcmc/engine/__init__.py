@@ -78,7 +78,7 @@ class Engine(Component):
 
 
 class DelegatedEngine(Engine):
-    """Base class of engines whose weights another package or program loads (`batching/elsewhere.py`)."""
+    """Base class of engines whose weights another package or program loads (`delegated/elsewhere.py`)."""
 
     __slots__ = ()
 
@@ -91,6 +91,6 @@ class DelegatedEngine(Engine):
 
     def prompt_encoder(self, config: Settings) -> "PromptEncoder | None":
         """The tokenizer, and the positions of the model without regard to sliding windows, which these engines compute."""
-        from dflash_mcmc.engine.batching import elsewhere
+        from dflash_mcmc.engine.delegated import elsewhere
 
         return elsewhere.prompt_encoder(config.model)

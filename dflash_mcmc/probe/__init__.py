@@ -8,7 +8,7 @@ A column of a table has its name, its meaning and its computation in one place. 
 probe takes the rows, so that no column is without a meaning and no meaning without a column.
 """
 
-import importlib
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,13 +176,11 @@ class Probe(Component):
     """Whether the records depend on `blend` too, if one is chosen. What it mixes in is read along given answers."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
-    tables_in: ClassVar[str] = ""
-    """The module that has the probe's tables as `ALL`: its own, `__name__`, or one that is imported only for them."""
 
     @classmethod
     def columns(cls) -> Sequence[Table]:
-        """The tables that the probe writes, and as `values` the values of its summary; see `Table`."""
-        return importlib.import_module(cls.tables_in).ALL if cls.tables_in else ()
+        """The tables that the probe writes, and as `values` the values of its summary: `ALL` of its module; see `Table`."""
+        return getattr(sys.modules[cls.__module__], "ALL", ())
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""

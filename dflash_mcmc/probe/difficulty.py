@@ -63,7 +63,6 @@ class Difficulty(ProblemProbe):
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
-    tables_in = __name__
     measures_chains = True
     needs_draft = True
 

@@ -43,7 +43,6 @@ class LayerRank(AnswerProbe):
 
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    tables_in = __name__
     takes_draft = True
 
     def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",

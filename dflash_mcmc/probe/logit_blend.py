@@ -56,7 +56,6 @@ class LogitBlend(AnswerProbe):
                                   "blend=layer")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    tables_in = __name__
     takes_draft = reads_blend = True
 
     def check(self, config: Settings) -> None:

@@ -50,7 +50,6 @@ class RejectionSampling(Probe):
 
     uses = ()
     unit = "chunk"
-    tables_in = __name__
 
     def check(self, config: Settings) -> None:
         if self.num_draws % self.chunk_size:

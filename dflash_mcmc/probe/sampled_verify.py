@@ -325,7 +325,6 @@ class SampledVerify(Probe):
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
-    tables_in = __name__
     needs_draft = True
 
     def check(self, config: Settings) -> None:

@@ -13,7 +13,8 @@ import pytest
 import dflash_mcmc as dm
 from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.engine.api import audit, endpoint
+from dflash_mcmc.engine import api
+from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine, seed_of
 from dflash_mcmc.engine.oracle.tabular import TabularModel
 from dflash_mcmc.errors import UserError
@@ -32,7 +33,7 @@ URL = "engine.url=http://127.0.0.1:1/v1"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(audit, "_done", set())
+    monkeypatch.setattr(api, "_done", set())
 
 
 def answering(monkeypatch, server: Standing) -> None:

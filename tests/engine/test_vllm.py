@@ -13,7 +13,7 @@ import torch
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
-from dflash_mcmc.engine.vllm import core, starting
+from dflash_mcmc.engine.vllm import core
 from dflash_mcmc.engine.vllm.core import CONFIG, arguments
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import plan
@@ -106,7 +106,7 @@ def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
              "fp8_e5m2", "quantization": "fp8", "gpu_memory_utilization": 0.55, "block_size": 64, "enforce_eager": True}
     config = make_config("engine=vllm", "sampler=greedy", *(f"engine.{name}={value}" for name, value in given.items()))
     target = config.engine.load(config, "cpu")._replace(device="cuda:0")
-    arguments = starting.settings(config.engine, config, target, 500, 8)
+    arguments = core.settings(config.engine, config, target, 500, 8)
     assert {name: arguments[name] for name in given} == given
     assert arguments["device_ids"] == [0, 1, 2, 3, 4, 5]
     names = {field.name for field in dataclasses.fields(config.engine)}
@@ -117,7 +117,7 @@ def test_fields_of_the_same_name_reach_vllm_unchanged(make_config, monkeypatch):
                                                                        (51, 127.9, 5, 25), (256, 0.7, 1, 1),
                                                                        (256, math.inf, 1, 256)])
 def test_chains_that_fit_at_full_length(chains, requests, width, expected):
-    assert starting.fitting(chains, requests, width) == expected
+    assert core.fitting(chains, requests, width) == expected
 
 
 @pytest.mark.parametrize(("slots", "expected"), [("null", 5), ("9", 9)])
@@ -133,7 +133,7 @@ def test_the_memory_chooses_the_number_of_chains_by_default(make_config, monkeyp
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
                                                                    (2, 9, 5, 1), (None, 999, 1, 256)])
 def test_chains_in_progress(slots, total, width, expected):
-    assert starting.chains_at_once(slots, total, width) == expected
+    assert core.chains_at_once(slots, total, width) == expected
 
 
 def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
@@ -141,7 +141,7 @@ def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = make_config("engine=vllm", "sampler=greedy", "engine.tensor_parallel_size=2", "model.dtype=bfloat16")
     target = config.engine.load(config, "cpu")._replace(device="cuda:1")
-    settings = starting.settings(config.engine, config, target, 500, 8)
+    settings = core.settings(config.engine, config, target, 500, 8)
     assert settings["device_ids"] == [2, 3]
     assert settings["kv_cache_memory_bytes"] is None  # vLLM takes what gpu_memory_utilization leaves
     assert settings["hf_overrides"] == {"head_dtype": "float32"}
@@ -157,7 +157,7 @@ def test_a_group_that_the_machine_has_not_is_refused(make_config, monkeypatch):
     assert config.engine.num_devices() == 3
     target = config.engine.load(config, "cpu")._replace(device="cuda:1")
     with pytest.raises(UserError, match=r"given 3; allowed: at most 2 for process 1 of this machine, which has 4 GPUs"):
-        starting.settings(config.engine, config, target, 500, 8)
+        core.settings(config.engine, config, target, 500, 8)
 
 
 def test_the_default_on_a_cpu_is_what_the_chains_need(make_config, monkeypatch):
@@ -165,9 +165,9 @@ def test_the_default_on_a_cpu_is_what_the_chains_need(make_config, monkeypatch):
     def found(*overrides, length=500, requests=8):
         config = make_config(*SMALL, *overrides)
         target = config.engine.load(config, "cpu")
-        return starting.settings(config.engine, config, target, length, requests)["kv_cache_memory_bytes"]
+        return core.settings(config.engine, config, target, length, requests)["kv_cache_memory_bytes"]
 
-    monkeypatch.setattr(starting.machine, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(core.machine, "free_memory", lambda: 10**9)
     each = found(length=32, requests=1) // (2 * 32)
     assert each == make_config(*SMALL).model.load("cpu").cache_shape.token_bytes()
     assert found() == 2 * 8 * 512 * each
@@ -182,20 +182,20 @@ def test_whole_experts_are_refused_on_a_cpu(make_config):
     config = make_config(*SMALL, "engine.enable_expert_parallel=true", "engine.tensor_parallel_size=2")
     target = config.engine.load(config, "cpu")
     with pytest.raises(UserError, match=r"engine.enable_expert_parallel: given True; allowed: false on a CPU, where vLLM"):
-        starting.settings(config.engine, config, target, 500, 8)
+        core.settings(config.engine, config, target, 500, 8)
 
 
 def test_a_blend_becomes_a_model_class_of_its_families(make_config):
     config = make_config(*SMALL, "blend=layer", "blend.layer=-2")
     target = config.engine.load(config, "cpu")
-    settings = starting.settings(config.engine, config, target, 500, 8)
+    settings = core.settings(config.engine, config, target, 500, 8)
     assert settings["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
     assert (settings["enforce_eager"], "device_ids" in settings) == (True, False)  # on a CPU
     assert settings["additional_config"][CONFIG]["blend"] == {
         "name": "layer", "beta": config.blend.beta, "layer": -2, "norm": "none", "direction": "layer"}
     target.config.architectures = ["GPT2LMHeadModel"]
     with pytest.raises(UserError, match=r"model.path: given 'GPT2LMHeadModel'; allowed: a checkpoint of LlamaForCausalLM"):
-        starting.settings(config.engine, config, target, 500, 8)
+        core.settings(config.engine, config, target, 500, 8)
 
 
 def test_equal_settings_share_an_engine(monkeypatch):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.probe import Work
-from dflash_mcmc.probe.deep_readout import DeepReadout
+from dflash_mcmc.probe.deep_readout import MODES, TARGET, DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import hidden_states, read_out
-from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.records import read_records
 from tests.runs import execute
@@ -65,7 +64,7 @@ def test_a_record_depends_on_its_problem_alone(make_config):
     prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
     answer = model.encode(problem.solution)
     key = Key(0).fold_in("deep_readout", problem.id, "noise")
-    alone = read_out(drafter, hidden_states(drafter, prompt, answer, "full", key))
+    alone = read_out(drafter, hidden_states(drafter, prompt, answer, "full", key, MODES), MODES)
     assert {part: records[problem.id][part] for part in ("p", "rank")} == alone
     counts = records[problem.id]["parameters"]
     assert counts["draft_fc"] == drafter.network.fc.weight.numel()

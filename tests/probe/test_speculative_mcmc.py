@@ -9,8 +9,8 @@ import torch
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.probe import Summary, Work
-from dflash_mcmc.probe.speculative_mcmc import tables, weighing
+from dflash_mcmc.probe import Summary, Work, speculative_mcmc
+from dflash_mcmc.probe.speculative_mcmc import weighing
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.records import read_records
 from tests.refusals import refused
@@ -145,7 +145,7 @@ def made_record(problem: str, acceptance: list[float], log_w: list[float], block
 
 
 def summary_of(records: list[dict], timed_rows: int = 8) -> Summary:
-    return tables.summary(records, num_samples=100, position_edges=(1, 3), timed_rows=timed_rows)
+    return speculative_mcmc.summary_of(records, num_samples=100, position_edges=(1, 3), timed_rows=timed_rows)
 
 
 def test_tables_by_hand():

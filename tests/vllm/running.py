@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.delegated.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import VllmEngine, arguments, shared
 from dflash_mcmc.types import ChainResult
 

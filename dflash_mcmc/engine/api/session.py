@@ -7,7 +7,7 @@ import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, RequestPart
-from dflash_mcmc.engine.batching.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
+from dflash_mcmc.engine.delegated.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score

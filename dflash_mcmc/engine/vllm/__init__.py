@@ -12,7 +12,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
+    from dflash_mcmc.engine.delegated.elsewhere import UnloadedTarget
 
 _INSTEAD = "or engine=slots"
 
@@ -63,13 +63,13 @@ class Vllm(DelegatedEngine):
         shape = config.model.shape("cpu")
         if shape is None:
             return ""
-        from dflash_mcmc.engine.vllm import starting
+        from dflash_mcmc.engine.vllm import core
 
-        return starting.memory_line(self, config, shape)
+        return core.memory_line(self, config, shape)
 
     def load(self, config: Settings, device: str) -> "UnloadedTarget":
         """The target without its weights, which vLLM's workers load. Raises UserError."""
-        from dflash_mcmc.engine.batching import elsewhere
+        from dflash_mcmc.engine.delegated import elsewhere
 
         files = config.model.files()
         if files is None:
@@ -80,8 +80,7 @@ class Vllm(DelegatedEngine):
     def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
               second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
-        from dflash_mcmc.engine.vllm import starting
-        from dflash_mcmc.engine.vllm.core import VllmEngine, shared
+        from dflash_mcmc.engine.vllm import core
 
         needed = prompt_length + config.dataset.max_new_tokens
         if self.max_model_len is not None and self.max_model_len < needed:
@@ -92,8 +91,8 @@ class Vllm(DelegatedEngine):
                               "by which vLLM is told that an answer has ended")
         target = target.stopping_at(config.dataset.stop)
         width, slots = config.sampler.width(), config.hardware.num_slots
-        chains = starting.chains_at_once(slots, num_chains, width)
-        core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
+        chains = core.chains_at_once(slots, num_chains, width)
+        engine = core.shared(core.settings(self, config, target, self.max_model_len or needed, chains * width))
         if slots is None:
-            chains = starting.fitting(chains, core.capacity(), width)
-        return VllmEngine(target, core, chains)
+            chains = core.fitting(chains, engine.capacity(), width)
+        return core.VllmEngine(target, engine, chains)

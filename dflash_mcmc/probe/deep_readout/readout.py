@@ -25,7 +25,6 @@ from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.probe import rounded
-from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
 from dflash_mcmc.rng import Key
 
 _NOISE_VALUES = 2**22
@@ -45,7 +44,7 @@ class Hidden(NamedTuple):
 
 @torch.inference_mode()
 def hidden_states(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray, context: str, key: Key,
-                  modes: Sequence[str] = MODES, reinject_every: int | None = None) -> Hidden:
+                  modes: Sequence[str], reinject_every: int | None = None) -> Hidden:
     """Hidden states of target and draft for the whole blocks of an answer, at least one.
 
     Args:
@@ -65,7 +64,7 @@ def hidden_states(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray
     rows = torch.stack([noise(features, segments, key).to(drafter.dtype) if mode == "random" else features for mode in modes])
     masks = torch.full_like(windows, network.shape.mask_token_id)
     masks[:, 0] = windows[:, 0]
-    inputs = torch.stack([masks if mode in ("mask", REINJECT) else windows for mode in modes])
+    inputs = torch.stack([masks if mode in ("mask", "reinject") else windows for mode in modes])
     spans = {"block": segments, "prompt": [(0, len(prompt))] * len(places), "full": [(0, last)] * len(places)}[context]
     first, end = torch.tensor(spans, device=device).T[..., None]
     position = torch.arange(last, device=device)
@@ -74,7 +73,7 @@ def hidden_states(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray
     if reinject_every is not None:
         # The context ends with a copy of the prompt's features. Only the mode `reinject` sees it, in its re-injected blocks.
         number = torch.arange(len(places), device=device)
-        shown = torch.tensor([mode == REINJECT for mode in modes], device=device)[:, None] & (
+        shown = torch.tensor([mode == "reinject" for mode in modes], device=device)[:, None] & (
             (number > 0) & (number % reinject_every == 0))
         seen = torch.cat([seen, shown[..., None].expand(-1, -1, len(prompt))], dim=-1)
         rows = torch.cat([rows, rows[:, : len(prompt)]], dim=1)
@@ -87,13 +86,13 @@ def hidden_states(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray
 
 
 @torch.inference_mode()
-def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODES) -> dict[str, dict]:
+def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str]) -> dict[str, dict]:
     """`p`, probabilities at temperature 1 to six digits, and `rank` of the compared tokens in their order, by reader.
 
     A rank is 1 + the number of tokens with a strictly larger logit. Raises NotNumbers.
     """
     tokens, found = hidden.tokens.flatten(), dict[str, dict]({"p": {}, "rank": {}})
-    heads: dict[str, tuple[Callable, torch.Tensor]] = {TARGET: (drafter.target.logits, hidden.target)}
+    heads: dict[str, tuple[Callable, torch.Tensor]] = {"target": (drafter.target.logits, hidden.target)}
     heads |= {mode: (drafter.logits, drafted) for mode, drafted in zip(modes, hidden.draft, strict=True)}
     for reader, (logits_of, states) in heads.items():
         p, rank = found["p"].setdefault(reader, []), found["rank"].setdefault(reader, [])

@@ -11,7 +11,7 @@ from scipy import stats
 import dflash_mcmc as dm
 from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
-from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
+from dflash_mcmc.engine.delegated.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import law_of

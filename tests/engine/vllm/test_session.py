@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.delegated.elsewhere import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import VllmEngine
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together

@@ -13,9 +13,9 @@ from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.deep_readout import tables
+from dflash_mcmc.probe import deep_readout
+from dflash_mcmc.probe.deep_readout import MODES, TARGET, parameter_rows, tokens_of
 from dflash_mcmc.probe.deep_readout.readout import Hidden, count_parameters, hidden_states, noise, read_out
-from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET, parameter_rows, tokens_of
 from dflash_mcmc.rng import Key
 from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import MASK, network
@@ -93,7 +93,7 @@ def block_by_block(model, drafter, mode: str, context: str, again=()) -> torch.T
                          ids=["whole", "short", "sliding"])
 def test_one_pass_equals_block_by_block(model, context, size, sliding):
     drafter = pair(model, size, sliding)
-    together = hidden_states(drafter, PROMPT, ANSWER, context, KEY)
+    together = hidden_states(drafter, PROMPT, ANSWER, context, KEY, MODES)
     assert together.draft.shape == (3, len(ANSWER) // size, size - 1, 32)
     for row, mode in enumerate(MODES):
         alone = hidden_states(drafter, PROMPT, ANSWER, context, KEY, (mode,)).draft[0]
@@ -158,8 +158,8 @@ def test_ranks_and_probabilities_by_hand():
 
 def test_the_target_predicts_from_the_position_before(model, monkeypatch):
     drafter, sequence = pair(model), np.concatenate([PROMPT, ANSWER])
-    hidden = hidden_states(drafter, PROMPT, ANSWER, "full", KEY)
-    found = read_out(drafter, hidden)
+    hidden = hidden_states(drafter, PROMPT, ANSWER, "full", KEY, MODES)
+    found = read_out(drafter, hidden, MODES)
     with torch.inference_mode():
         logits = model(torch.from_numpy(sequence)[None]).logits[0].double().numpy()
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -167,7 +167,7 @@ def test_the_target_predicts_from_the_position_before(model, monkeypatch):
     assert found["p"]["target"] == pytest.approx([p[place - 1, sequence[place]] for place in places], rel=1e-3, abs=1e-12)
     assert found["rank"]["target"] == [1 + int((p[place - 1] > p[place - 1, sequence[place]]).sum()) for place in places]
     monkeypatch.setattr(sequences, "positions_at_once", lambda vocab_size: 3)
-    pieces = read_out(drafter, hidden)
+    pieces = read_out(drafter, hidden, MODES)
     assert pieces["rank"] == found["rank"]
     for name, values in found["p"].items():
         assert pieces["p"][name] == pytest.approx(values, rel=1e-4)
@@ -199,7 +199,7 @@ def test_the_documents_factors_from_its_ranks():
     """Section 3.3. The document truncates its 42.3 instead of rounding: 12,920 / 305 = 42.36."""
     tokens = tokens_of([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
     for name in ("p_target < 0.01", "all"):
-        rows = {row["component"]: row for row in tables.rows(tokens)["decomposition"] if row["tokens"] == name}
+        rows = {row["component"]: row for row in deep_readout.rows(tokens)["decomposition"] if row["tokens"] == name}
         found = {component: row["factor"] for component, row in rows.items()}
         assert round(found["+ features"], 1) == 6.0
         assert round(found["+ gold tokens"], 1) == 1.5
@@ -215,17 +215,17 @@ def test_the_documents_factors_from_its_ranks():
 
 def test_chance_is_the_rank_in_a_random_order():
     tokens = tokens_of([record("a", [0.5], ranks([1], [1], [1], [1]), parameters={"words": 4})], "full")
-    row = pick(tables.rows(tokens)["decomposition"], tokens="all", component="chance")
+    row = pick(deep_readout.rows(tokens)["decomposition"], tokens="all", component="chance")
     assert (row["mean_rank"], row["factor"]) == (2.5, 0.4)
     assert row["factor_of_geometric_means"] == pytest.approx((1 * 2 * 3 * 4) ** -0.25)
 
 
 def test_low_confidence_tokens_have_their_own_rows():
     tokens = tokens_of([record("a", [0.001, 0.5, 0.01], ranks([9, 1, 1], [20, 2, 2], [10, 1, 1], [100, 4, 4]))], "full")
-    table = tables.rows(tokens)["decomposition"]
+    table = deep_readout.rows(tokens)["decomposition"]
     low, every = (pick(table, tokens=name, component="+ features") for name in ("p_target < 0.01", "all"))
     assert (low["factor"], low["n"], every["factor"], every["n"]) == (5.0, 1, 108 / 24, 3)
-    values = tables.VALUES.row(tokens.row(records=[], decomposition=table))
+    values = deep_readout.VALUES.row(tokens.row(records=[], decomposition=table))
     assert (values["features_factor_low_confidence"], values["features_factor"]) == (5.0, 4.5)
     assert (values["num_tokens"], values["num_low_confidence_tokens"]) == (3, 1)
 
@@ -234,13 +234,13 @@ def test_wins_are_strict_and_buckets_include_their_lower_ends():
     """Five tokens: their ranks are better, equal and worse; two have the same probability as the draft, 0.1."""
     given = [0.009, 0.01, 0.1, 0.1, 0.9]
     tokens = tokens_of([record("a", given, ranks([5, 5, 5, 1, 1], [4, 5, 6, 1, 2], [1] * 5, [7] * 5), p_draft=0.1)], "full")
-    row = pick(tables.rows(tokens)["overall"], mode="mask")
+    row = pick(deep_readout.rows(tokens)["overall"], mode="mask")
     assert (row["rank_draft_wins"], row["p_draft_wins"], row["n"]) == (0.2, 0.4, 5)
     assert (row["mean_rank_target"], row["mean_rank_draft"]) == (17 / 5, 18 / 5)
     assert (row["median_rank_target"], row["median_rank_draft"]) == (5, 4)
     assert (row["mean_p_target"], row["mean_p_draft"]) == (pytest.approx(sum(given) / 5), pytest.approx(0.1))
-    assert pick(tables.rows(tokens)["overall"], mode="gold")["rank_draft_wins"] == 0.6
-    table = [row for row in tables.rows(tokens)["confidence"] if row["mode"] == "mask"]
+    assert pick(deep_readout.rows(tokens)["overall"], mode="gold")["rank_draft_wins"] == 0.6
+    table = [row for row in deep_readout.rows(tokens)["confidence"] if row["mode"] == "mask"]
     assert [row["n"] for row in table] == [1, 1, 2, 0, 1]
     assert [row["rank_draft_wins"] for row in table] == [1.0, 0.0, 0.0, None, 0.0]
     assert [row["p_draft_wins"] for row in table] == [1.0, 1.0, 0.0, None, 0.0]
@@ -255,7 +255,7 @@ def test_blocks_and_their_contexts(context, means):
                   for numbers, length in (([0, 1, 1, 1, 12], 96), ([0, 1, 1, 1, 12], 100)))
     tokens = tokens_of([record(name, [0.5] * 5, ranks([1] * 5, [n, 2, 2, 2, 9], [3] * 5, [4] * 5), **place)
                      for name, n, place in (("a", 10, one), ("b", 30, other))], context)
-    table = tables.rows(tokens)["blocks"]
+    table = deep_readout.rows(tokens)["blocks"]
     present = [row for row in table if row["n"]]
     assert [row["block"] for row in table] == [*map(str, range(10)), "10 - 19"]
     assert [(row["block"], row["n"], row["rank_mask"]) for row in present] == [("0", 2, 20), ("1", 6, 2), ("10 - 19", 2, 9)]
@@ -263,21 +263,21 @@ def test_blocks_and_their_contexts(context, means):
     # A resample of two problems has the first alone, both, or the second alone.
     assert (present[0]["context_positions_low"], present[0]["context_positions_high"]) == (96.0, 100.0)
     assert (present[0]["rank_mask_low"], present[0]["rank_mask_high"]) == (10, 30)
-    curve = [row for row in tables.rows(tokens)["block_curves"] if row["reader"] == "mask" and row["n"]]
+    curve = [row for row in deep_readout.rows(tokens)["block_curves"] if row["reader"] == "mask" and row["n"]]
     assert [row["geometric_mean_rank"] for row in curve] == pytest.approx([math.sqrt(300), 2, 9])
-    bins = [row for row in tables.rows(tokens)["position_curves"] if row["reader"] == "target"]
+    bins = [row for row in deep_readout.rows(tokens)["position_curves"] if row["reader"] == "target"]
     assert [(row["from"], row["to_below"], row["n"]) for row in bins] == [(91, 128, 8), (128, 182, 2)]
 
 
 def test_tables_without_a_token():
     tokens = tokens_of([{"problem": "a", "chain": 0, "skipped": "empty"}], "full")
-    assert [row["mean_p_draft"] for row in tables.rows(tokens)["overall"]] == [None] * 3
-    assert {row["n"] for row in tables.rows(tokens)["confidence"]} == {0}
-    table = tables.rows(tokens)["decomposition"]
+    assert [row["mean_p_draft"] for row in deep_readout.rows(tokens)["overall"]] == [None] * 3
+    assert {row["n"] for row in deep_readout.rows(tokens)["confidence"]} == {0}
+    table = deep_readout.rows(tokens)["decomposition"]
     assert {row["factor"] for row in table} == {None}
-    assert tables.rows(tokens)["blocks"] == tables.rows(tokens)["block_curves"] == []
-    assert tables.rows(tokens)["position_curves"] == []
-    assert tables.VALUES.row(tokens.row(records=[], decomposition=table))["mean_rank_mask"] is None
+    assert deep_readout.rows(tokens)["blocks"] == deep_readout.rows(tokens)["block_curves"] == []
+    assert deep_readout.rows(tokens)["position_curves"] == []
+    assert deep_readout.VALUES.row(tokens.row(records=[], decomposition=table))["mean_rank_mask"] is None
 
 
 def qwen3_4b() -> dict:
@@ -325,10 +325,10 @@ def texts(figure) -> str:
 
 def test_figures_contain_their_numbers():
     tokens = tokens_of([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
-    assert "n = 2" in texts(tables.buckets(tables.rows(tokens)["confidence"]))
-    fall = texts(tables.decomposition(tables.rows(tokens)["decomposition"]))
+    assert "n = 2" in texts(deep_readout.buckets(deep_readout.rows(tokens)["confidence"]))
+    fall = texts(deep_readout.decomposition(deep_readout.rows(tokens)["decomposition"]))
     assert all(text in fall for text in ("12,920", "2,161\n6.0x better", "1,476\n1.5x better", "305\n42.4x better", "75,835"))
-    assert "0\n2" in texts(tables.by_block(tables.rows(tokens)["block_curves"], "block"))
-    assert "91-127\n2" in texts(tables.by_position(tables.rows(tokens)["position_curves"], "full"))
-    diagram = texts(tables.architecture(qwen3_4b()))
+    assert "0\n2" in texts(deep_readout.by_block(deep_readout.rows(tokens)["block_curves"], "block"))
+    assert "91-127\n2" in texts(deep_readout.by_position(deep_readout.rows(tokens)["position_curves"], "full"))
+    diagram = texts(deep_readout.architecture(qwen3_4b()))
     assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "same weights as the embedding"))

@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.speculative_mcmc.tables import acceptance_floor, chance_of_moves
+from dflash_mcmc.probe.speculative_mcmc import acceptance_floor, chance_of_moves
 from dflash_mcmc.probe.speculative_mcmc.weighing import (
     Proposed,
     chains,
