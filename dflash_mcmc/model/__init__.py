@@ -1,11 +1,10 @@
 """Targets: any transformers causal language model, and the embedded one; another model beside one, for a blend or draft."""
 
-import dataclasses
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from omegaconf import OmegaConf
@@ -114,7 +113,7 @@ class ModelBeside:
         """The component with the folder or hub name, and the precision, of an option of `model`."""
         component: Any = self._component(config)
         dtype = self.dtype if component.dtype == "auto" else component.dtype
-        return dataclasses.replace(self, model=component.path, revision=component.revision, dtype=dtype)
+        return replace(self, model=component.path, revision=component.revision, dtype=dtype)
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
@@ -173,7 +172,7 @@ class ModelBeside:
         """The component of the group `model` for what is given. Raises ConfigError."""
         if self.model not in option_files()["model"] or self.model in registered("model"):
             return self.component()
-        root = {"paths": dataclasses.asdict(config.paths), "model": _fields(self.model)}
+        root = {"paths": asdict(config.paths), "model": _fields(self.model)}
         resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
         overrides = {name: value for name, value in (("revision", self.revision), ("dtype", self.dtype)) if value is not None}
         return registered("model")["hf"].cls(**resolved["model"] | overrides)

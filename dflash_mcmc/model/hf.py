@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.model import Model
-from dflash_mcmc.model.files import (
-    Checkpoint,
-    DamagedError,
-    Files,
-    following_index,
-    loading_quietly,
-    wrong_rotation,
-)
+from dflash_mcmc.model.files import Checkpoint, DamagedError, Files, following_index, loading_quietly, wrong_rotation
 from dflash_mcmc.process import http
 
 if TYPE_CHECKING:
@@ -131,8 +124,6 @@ class HFModel(Model):
 
         PyTorch is not imported for the usual checkpoints of Qwen3. Raises UserError.
         """
-        from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
-
         config = self._values()
         if config is None:
             return None

@@ -277,7 +277,7 @@ class ForcedProbe(ProblemProbe):
     def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
 
-        A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
+        A sequence whose states of all layers exceed the memory that `forcing.sequences` allows is read more than once.
         """
         return cost.read_along(config)
 

@@ -19,7 +19,7 @@ import numpy as np
 from dflash_mcmc.chains import build, cost
 from dflash_mcmc.components import Settings, name_of, options_with, register
 from dflash_mcmc.draft import check_features, load_feature_drafter
-from dflash_mcmc.engine.batching.interface import ChainRunner
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
@@ -130,8 +130,6 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
 
 def _signals(model: "LanguageModel", drafter: "DFlashDrafter", answer: Trajectory) -> dict:
     """The record of an answer, without its grade: mean and maximum of each signal over the tokens that the draft predicts."""
-    from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
-
     if answer.length < drafter.num_drafted + 1:
         return {"num_tokens": answer.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
     found = along(model, drafter, answer.prompt, answer.tokens)
@@ -152,12 +150,12 @@ def along(model: "LanguageModel", drafter: "DFlashDrafter", prompt: np.ndarray, 
     """
     import torch
 
-    from dflash_mcmc.forcing import layers, sequences
+    from dflash_mcmc.forcing import sequences
 
     with torch.no_grad():
         target, draft, labels = (part.flatten(0, 1) for part in sequences.forced_blocks(drafter, prompt, answer)[2:])
         pieces = [of_tokens(model.logits(target[piece]), drafter.logits(draft[piece]), labels[piece])
-                  for piece in layers.pieces(model, len(labels))]
+                  for piece in sequences.pieces(model, len(labels))]
     return {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in pieces[0]}
 
 

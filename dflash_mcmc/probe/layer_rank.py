@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.layers import Standing
+    from dflash_mcmc.forcing.sequences import Standing
 
 
 @register("probe", "layer_rank")
@@ -55,22 +55,23 @@ class LayerRank(AnswerProbe):
         """
         import torch
 
-        from dflash_mcmc.forcing import layers
+        from dflash_mcmc.forcing import sequences
 
         def record(unit: Unit, answer: Answer) -> dict:
             tokens = torch.from_numpy(answer.tokens).to(model.device)
             standing: dict[str, Standing] = {}
-            for last, outputs in layers.readings(model, answer, range(len(model.layers))):
+            for last, outputs in sequences.readings(model, answer, range(len(model.layers))):
                 if not standing:  # every group of layers comes with the same last states
-                    standing[TARGET] = layers.standings(model, layers.layer_source(model, last, "none"), tokens)
+                    standing[TARGET] = sequences.standings(model, sequences.layer_source(model, last, "none"), tokens)
                 for layer, states in outputs.items():
                     for norm in ("none", "final"):
-                        standing[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
+                        source = sequences.layer_source(model, states, norm)
+                        standing[f"{layer} {norm}"] = sequences.standings(model, source, tokens)
             every = torch.ones_like(tokens, dtype=torch.bool)
             speaks = dict.fromkeys(standing, every)
             if draft is not None:
-                source = layers.draft_source(model, draft, answer)
-                standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), standing[TARGET]
+                source = sequences.draft_source(model, draft, answer)
+                standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = sequences.standings(model, source, tokens), standing[TARGET]
                 speaks[DRAFT] = speaks[TARGET_WHERE_DRAFTED] = source.speaks
             hard = standing[TARGET].log_p < math.log(self.hard_below)
             parts = {name: (tokens_of, tokens_of & hard) for name, tokens_of in speaks.items()}

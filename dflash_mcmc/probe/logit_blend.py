@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.layers import Source
+    from dflash_mcmc.forcing.sequences import Source
 
 DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
 """Sources that are not layers; a layer is named by its number."""
@@ -100,7 +100,7 @@ class LogitBlend(AnswerProbe):
 
         Raises UserError for a model of the chosen blend with too few positions.
         """
-        from dflash_mcmc.forcing.layers import other_source
+        from dflash_mcmc.forcing.sequences import other_source
 
         blend, asked = config.blend, {unit.problem for unit in work.units}
         if blend.is_null:
@@ -135,22 +135,23 @@ class LogitBlend(AnswerProbe):
         """
         import torch
 
-        from dflash_mcmc.forcing import layers
+        from dflash_mcmc.forcing import sequences
 
         tokens = torch.from_numpy(answer.tokens).to(model.device)
         totals: dict[str, torch.Tensor] = {}
         agreement: dict[str, torch.Tensor] = {}
-        for last, outputs in layers.readings(model, answer, self.blended_layers(len(model.layers))):
-            sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, self.norm)
+        for last, outputs in sequences.readings(model, answer, self.blended_layers(len(model.layers))):
+            sources: dict[str, Source | None] = {str(layer): sequences.layer_source(model, states, self.norm)
                                                  for layer, states in outputs.items()}
             if not totals:  # only with the first group of layers
-                sources |= {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
+                sources |= {} if draft is None else {DRAFT: sequences.draft_source(model, draft, answer)}
                 sources |= {} if other is None else {BLEND: other(answer, last)}
                 sources[FLATTENED] = None
-            for piece in layers.pieces(model, len(tokens)):
+            for piece in sequences.pieces(model, len(tokens)):
                 labels, logits = tokens[piece], model.logits(last[piece])
-                target = layers.standing(logits, labels)
-                flat = [layers.log_probability(blended(logits, None, beta, model.forbidden), labels) for beta in self.betas]
+                target = sequences.standing(logits, labels)
+                flat = [sequences.log_probability(blended(logits, None, beta, model.forbidden), labels)
+                        for beta in self.betas]
                 is_hard = target.log_p < math.log(self.hard_below)
                 for name, source in sources.items():
                     others = None if source is None else source.head(source.states[piece])
@@ -158,7 +159,7 @@ class LogitBlend(AnswerProbe):
                     cells = []
                     for beta, flattened in zip(self.betas, flat, strict=True):
                         # Flattening keeps the order of all logits, except for ties from rounding.
-                        mixed = target._replace(log_p=flattened) if others is None else layers.standing(
+                        mixed = target._replace(log_p=flattened) if others is None else sequences.standing(
                             blended(logits, others, beta, model.forbidden), labels)
                         gain, over = mixed.log_p - target.log_p, mixed.log_p - flattened
                         cells.append(torch.stack([  # `SUMS` of each token, float64 (sums, n)

@@ -5,7 +5,6 @@ drawn by each decoder, the prompt of the agent's workload, the tables of the wor
 a text repeats itself.
 """
 
-import dataclasses
 import json
 import math
 import re
@@ -13,7 +12,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -72,10 +71,10 @@ def speculation_of(arm: str, drafter: "Drafter | None", window: int) -> "Specula
     if arm == PLAIN:
         return None
     from dflash_mcmc.engine.speculative import rules
-    from dflash_mcmc.engine.speculative.rules import Speculation
 
     rule, fault = rules.matching(None if arm in (SAME_KEY, MATCH) else arm, window)
-    return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=arm not in (SAME_KEY, MATCH), fault=fault)
+    noisy = arm not in (SAME_KEY, MATCH)
+    return rules.Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=noisy, fault=fault)
 
 
 def draw(config: Settings, model: "LanguageModel", speculation: "Speculation | None", sampler: Sampler,
@@ -88,7 +87,7 @@ def draw(config: Settings, model: "LanguageModel", speculation: "Speculation | N
     # Rows of the cache are as long as the longest prompt and `max_new_tokens`, whatever the horizon of a task.
     total = max(len(task.prompt) + task.horizon for task in tasks)
     own: Any = config  # a dataclass, as every component
-    sized = dataclasses.replace(own, dataset=dataclasses.replace(own.dataset, max_new_tokens=total - longest))
+    sized = replace(own, dataset=replace(own.dataset, max_new_tokens=total - longest))
     engine = slots.engine_of(sized, model, longest, len(tasks) * ranks.place().total, None, speculation)
     chains = [(index, sampler.chain(task.prompt, task.horizon, key))
               for index, (task, key) in enumerate(zip(tasks, keys, strict=True))]
@@ -399,7 +398,7 @@ class SampledVerify(Probe):
             for workload, group in groupby(batch, key=lambda task: task.workload):
                 own, cells = list(group), list[list[dict]]()
                 for temperature in temperatures[workload]:
-                    sampler = dataclasses.replace(cast("Any", config.sampler), temperature=temperature)
+                    sampler = replace(cast("Any", config.sampler), temperature=temperature)
                     for arm in self.arms():
                         drawn = draw(
                             config, model.without_stops() if workload == LONG else model,
@@ -460,4 +459,4 @@ class SampledVerify(Probe):
 
 def _has_temperature(sampler: type) -> bool:
     """Whether a sampler draws every token at a temperature that can be set."""
-    return "temperature" in {field.name for field in dataclasses.fields(sampler)}
+    return "temperature" in {field.name for field in fields(sampler)}

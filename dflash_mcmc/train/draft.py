@@ -9,40 +9,48 @@ A run that is stopped and started again ends with the same weights. This require
 (texts, anchors, learning rate) is a function of n. A checkpoint holds the weights, the optimiser's state and the number of
 steps. It is written at every evaluation.
 
+The batched engine samples the responses once, for all trainings with the same ones. They are stored in a folder of their own,
+in files ("pieces") of 256 prompts, which are written atomically. Each process of a launch claims the next missing piece when
+it is free. A resumed run samples only the pieces that were not finished.
+
 Source: DFlash (arXiv 2602.06036).
 """
 
 import copy
 import dataclasses
+import io
 import json
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from accelerate import Accelerator
 
 from dflash_mcmc.config.identity import as_yaml
+from dflash_mcmc.dataset.arith import LEVELS, make_problem
+from dflash_mcmc.dataset.inputs import sources
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.draft.network.checkpoint import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
+from dflash_mcmc.engine.batching import plan as memory
+from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.errors import ConfigError, RunBusy, UserError
-from dflash_mcmc.process import bars
+from dflash_mcmc.errors import ConfigError, RunBusy, UserError, note
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.folder import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, loss_sum, read_target, speculated, weights_of
+from dflash_mcmc.train import loss as losses
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
-from dflash_mcmc.train.responses import Request, Response, questions, responses
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
+from dflash_mcmc.types import ChainResult, Trajectory
 
 _BETAS, _MAX_NORM = (0.9, 0.95), 1.0
 """Of AdamW, and the largest norm of the gradient: larger gradients are scaled down to it."""
@@ -56,8 +64,6 @@ def train(plan: DraftPlan) -> Path:
 
     Without a step, the draft that the training would start from is evaluated and exported.
     """
-    from accelerate import Accelerator
-
     prompts = questions(plan)
     device = plan.hardware.resolve()
     accelerator = Accelerator(cpu=device == "cpu")
@@ -104,7 +110,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         intermediate_size=wanted.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         block_size=wanted.block_size, mask_token_id=mask,
-        target_layers=default_target_layers(num_layers, wanted.num_features), num_target_layers=num_layers,
+        target_layers=checkpoint.default_target_layers(num_layers, wanted.num_features), num_target_layers=num_layers,
         norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
@@ -144,21 +150,21 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
 class _Session:
     """The state of a training run: models, batches and held-out responses."""
 
-    def __init__(self, plan: DraftPlan, accelerator: "Accelerator", model: LanguageModel, draft: DFlash,
-                 training: list[Response], held_out: dict[float, list[Response]]):
+    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
+                 training: list[losses.Response], held_out: dict[float, list[losses.Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
-        self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
+        self.batches = losses.Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
         if plan.steps and not self.batches.num_batches:
             raise ConfigError("batch_size", plan.batch_size, "fewer: most responses have a single token, from which a draft "
                               "learns nothing")
-        self.candidates = None if plan.loss_ids is None or not plan.steps else CandidateIds(
+        self.candidates = None if plan.loss_ids is None or not plan.steps else losses.CandidateIds(
             training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
-        self.objective = Objective(plan.target, plan.alpha, plan.gamma)
+        self.objective = losses.Objective(plan.target, plan.alpha, plan.gamma)
         self.kept = None
         if plan.keep_features and plan.steps:
-            reader = partial(read_target, model, draft.shape.target_layers, power=self.objective.power,
+            reader = partial(losses.read_target, model, draft.shape.target_layers, power=self.objective.power,
                              sums=self.candidates is not None)
-            self.kept = KeptReader(reader, self.batches.responses, plan.rows_at_once or plan.batch_size, model.device)
+            self.kept = losses.KeptReader(reader, self.batches.responses, plan.rows_at_once or plan.batch_size, model.device)
 
     def run(self, folder: Path) -> dict[str, object]:
         """Trains to the end. Returns the figures of the trained draft."""
@@ -187,7 +193,7 @@ class _Session:
         """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
         batch = self.batches(step)
         # Every process computes the total weight of the batch. The parts then only need to be added.
-        total = weights_of(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
+        total = losses.weights_of(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
         candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss, numbers = torch.zeros(1, device=self.model.device), self.batches.indices(step)
         # The rows of this process, in parts of `rows_at_once` that are computed one after another.
@@ -196,7 +202,7 @@ class _Session:
         for part in (list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)):
             blocks = batch.rows(part).to(self.model.device)
             known = None if self.kept is None else self.kept([numbers[row] for row in part])
-            share = loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known) / total
+            share = losses.loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known) / total
             share.backward()
             loss += share.detach()
         if self.accelerator.num_processes > 1:  # the loss and the gradients of all processes are added in one communication
@@ -213,8 +219,8 @@ class _Session:
         figures: dict[str, object] = {}
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-            counted = torch.tensor(speculated(self.draft, self.model, mine, self.plan.rows_at_once or self.plan.batch_size,
-                                              self.plan.anchors))
+            at_once = self.plan.rows_at_once or self.plan.batch_size
+            counted = torch.tensor(losses.speculated(self.draft, self.model, mine, at_once, self.plan.anchors))
             tokens, forwards = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
             figures[f"tau_{temperature:g}"] = tokens / forwards
         return figures
@@ -286,7 +292,7 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
     with ExitStack() as held:
         if loop.first and not held.enter_context(closing(Locks(loop.folder / "lock"))).take(0):
             raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
-        start, losses, figures, checkpointed = 0, [], {}, loop.folder / _CHECKPOINT
+        start, recent, figures, checkpointed = 0, [], {}, loop.folder / _CHECKPOINT
         if checkpointed.is_file():
             state = torch.load(checkpointed, weights_only=True, map_location="cpu")
             module.load_state_dict(state["model"])
@@ -294,12 +300,12 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
             start = state["step"]
         bar = held.enter_context(bars.Bar(loop.steps, "step", loop.name, initial=start, shown=loop.first))
         for step in range(start, loop.steps):
-            losses.append(optimise(loop, module, optimizer, step))
-            bar.update(text=f"loss {losses[-1]:.3f}")
+            recent.append(optimise(loop, module, optimizer, step))
+            bar.update(text=f"loss {recent[-1]:.3f}")
             if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
                 # The evaluation precedes the checkpoint. A run that is stopped between the two repeats the evaluation.
-                figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
-                losses = []
+                figures = {"step": step + 1, "loss": sum(recent) / len(recent), **loop.evaluate()}
+                recent = []
                 if loop.first:
                     temporary = loop.folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"  # replaced atomically
                     state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
@@ -332,3 +338,133 @@ def append_figures(folder: Path, figures: dict[str, object]) -> None:
     """Appends the figures of an evaluation to `metrics.jsonl`."""
     with (folder / EVALUATIONS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(figures) + "\n")
+
+
+class Questions(NamedTuple):
+    """The questions. Their order matters: random numbers depend on a question's index."""
+
+    training: list[str]
+    held_out: list[str]
+
+
+def questions(plan: DraftPlan) -> Questions:
+    """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for.
+
+    Without a file they are of alternating levels. A held-out one is no training question, and rarely a problem of
+    `dataset=arith`.
+    """
+    prompts = plan.prompts
+    if prompts.path is None:
+        def make(split: str, use: str, count: int) -> list[str]:
+            key = Key(plan.seed).fold_in("draft", use)
+            return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
+
+        assert prompts.num is not None, "DraftPlan.check refuses a plan with neither prompts.path nor prompts.num"
+        every = Questions(make("train", "prompt", prompts.num), make("test", "held out", prompts.held_out))
+    else:
+        texts = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
+        for line, question in enumerate(texts, start=1):
+            if not isinstance(question, str):
+                raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {line} has {question!r:.60}")
+        left = len(texts) - prompts.held_out
+        if left < 1:
+            raise ConfigError("prompts.held_out", prompts.held_out,
+                              f"at most {len(texts) - 1} of the file's {len(texts)} lines")
+        held_out = dict.fromkeys(texts[left:])
+        training = [text for text in texts[:left] if text not in held_out]
+        if len(training) < left:
+            note(f"prompts.path: {left - len(training)} lines are not trained on, since they equal held-out ones")
+        if prompts.num is not None and prompts.num > len(training):
+            raise ConfigError("prompts.num", prompts.num, f"at most {len(training)} of the file's {len(texts)} lines: the "
+                              "others are held out")
+        every = Questions(training[: prompts.num], texts[left:])
+    if plan.batch_size > len(every.training):
+        raise ConfigError("batch_size", plan.batch_size, f"at most {len(every.training)}, the number of training prompts")
+    return every
+
+
+_PIECE = 256
+_POLL_SECONDS = 0.1
+
+
+class Request(NamedTuple):
+    """A set of responses to sample."""
+
+    name: str
+    """Name of the folder, and part of the random key."""
+    questions: Sequence[str]
+    temperatures: Sequence[float]
+    """Sampling temperatures. Consecutive questions cycle through them."""
+
+
+def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[losses.Response]:
+    """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
+    here = folder / request.name
+    make_folder(here, "paths.outputs")
+    pieces = [here / f"{index:05d}.npz" for index in range(-(-len(request.questions) // _PIECE))]
+    if not all(piece.is_file() for piece in pieces):
+        _draw(plan, model, request, pieces)
+    read = []
+    for piece in pieces:
+        with np.load(piece) as stored:
+            sequences = np.split(stored["tokens"], np.cumsum(stored["lengths"])[:-1])
+            read += [losses.Response(tokens, int(length))
+                     for tokens, length in zip(sequences, stored["prompt_lengths"], strict=True)]
+    return read
+
+
+def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
+    """Samples missing pieces. Raises ConfigError if the responses do not fit the model's positions or the memory."""
+    prompts = []
+    for question in request.questions:
+        text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
+        prompts.append(model.encode(text, not plan.model.chat))
+        if not len(prompts[-1]):
+            raise ConfigError("prompts.path", plan.prompts.path, f"prompts of at least one token; {question!r} gives an "
+                              "empty one")
+    prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
+    if model.max_positions is not None and prompt_length + horizon > model.max_positions:
+        raise ConfigError("responses.max_new_tokens", horizon, f"at most {model.max_positions - prompt_length}: the longest "
+                          f"prompt takes {prompt_length} of the model's {model.max_positions} positions")
+    length = prompt_length + horizon
+    work, share = memory.Workload(model, length, prompt_length, hardware.options()), -(-len(prompts) // ranks.world_size())
+    planned = memory.plan(work, hardware.num_slots, min(_PIECE, share), hardware.memory_gb)
+    engine = BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length)
+    key = Key(plan.seed).fold_in("response", request.name)
+
+    def chain(index: int) -> Chain:
+        sampling = SamplingParams(temperature=request.temperatures[index % len(request.temperatures)])
+        trajectory = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, sampling, key.fold_in(index))
+        return ChainResult(trajectory)
+
+    with bars.Bar(len(prompts), "response", request.name, shown=not ranks.rank()) as bar:
+        for piece in _claimed(pieces, bar):
+            indices = range(piece * _PIECE, min((piece + 1) * _PIECE, len(prompts)))
+            drawn: dict[int, losses.Response] = {}
+            for done in engine.run((index, chain(index)) for index in indices):
+                if done.result is None:
+                    raise UserError(f"{request.name}, prompt {done.tag}: {done.failure}")
+                index = cast("int", done.tag)
+                tokens = np.concatenate((prompts[index], done.result.trajectory.tokens))
+                drawn[index] = losses.Response(tokens.astype(np.int32), len(prompts[index]))
+                bar.update()
+            _write(pieces[piece], [drawn[index] for index in indices])
+
+
+def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
+    """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
+    with closing(Locks(pieces[0].parent / "lock")) as locks:
+        while missing := [index for index, piece in enumerate(pieces) if not piece.is_file()]:
+            for index in missing:
+                if locks.take(index) and not pieces[index].is_file():  # it may be there by now
+                    yield index
+                locks.free(index)
+            bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
+            time.sleep(_POLL_SECONDS)
+
+
+def _write(piece: Path, drawn: list[losses.Response]) -> None:
+    np.savez(content := io.BytesIO(), tokens=np.concatenate([response.tokens for response in drawn]),
+             lengths=np.array([response.length for response in drawn]),
+             prompt_lengths=np.array([response.prompt_length for response in drawn]))
+    write_atomically(piece, content.getvalue())

@@ -35,11 +35,22 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.responses import Response
 
 POOL_BATCHES = 8
 """Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
 T = TypeVar("T")
+
+
+class Response(NamedTuple):
+    """A prompt with the target's answer."""
+
+    tokens: np.ndarray
+    """int32 (length,): the prompt, then the answer, including its stop id if it has one."""
+    prompt_length: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
 
 
 def cut_by_length(items: Sequence[T], lengths: Sequence[int], size: int, key: Key) -> list[list[T]]:

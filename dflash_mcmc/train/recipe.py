@@ -4,10 +4,9 @@
 published recipe, which works for any target.
 """
 
-import dataclasses
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -69,9 +68,9 @@ class Responses:
 class DraftPlan:
     """A training run of a draft: `conf/train_draft.yaml`."""
 
-    shape: Shape = dataclasses.field(default_factory=Shape)
-    prompts: Prompts = dataclasses.field(default_factory=Prompts)
-    responses: Responses = dataclasses.field(default_factory=Responses)
+    shape: Shape = field(default_factory=Shape)
+    prompts: Prompts = field(default_factory=Prompts)
+    responses: Responses = field(default_factory=Responses)
     target: Literal["tokens", "p", "p_alpha"] = identity(
         "tokens", "what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's distribution of "
         "each token (KL divergence); p_alpha = p to the power alpha, normalised (KL divergence)")
@@ -102,7 +101,7 @@ class DraftPlan:
     model: Any = MISSING
     hardware: Any = MISSING
     tracker: Any = MISSING
-    paths: Paths = dataclasses.field(default_factory=Paths)
+    paths: Paths = field(default_factory=Paths)
 
     engine: ClassVar = SimpleNamespace(is_remote=False)
     """What a model's `canonical` asks for: the target answers on this machine."""
@@ -127,10 +126,10 @@ class DraftPlan:
             start.check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
-        for field in ("temperatures", "held_out"):
-            values = getattr(self.responses, field)
+        for name in ("temperatures", "held_out"):
+            values = getattr(self.responses, name)
             if not values or not all(value == 0 or SMALLEST <= value <= LARGEST for value in values):
-                raise ConfigError(f"responses.{field}", values, f"a list, each 0 or a number from {SMALLEST:g} to {LARGEST:g}")
+                raise ConfigError(f"responses.{name}", values, f"a list, each 0 or a number from {SMALLEST:g} to {LARGEST:g}")
         if "{question}" not in self.prompts.template:
             raise ConfigError("prompts.template", self.prompts.template, "a text with {question} in it")
         if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():

@@ -24,8 +24,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.logits_processor import history_along, process
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.forcing.layers import log_probability
-from dflash_mcmc.forcing.layers import pieces as pieces_of
 from dflash_mcmc.ops import SamplingParams
 
 if TYPE_CHECKING:
@@ -273,12 +271,12 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
             other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
             laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())
         if law.function is not None:
-            laws.append(((1.0 - _SLIP) * (log_probability(logits, drawn).double() - of_drawn).exp() + _SLIP).log())
+            laws.append(((1.0 - _SLIP) * (sequences.log_probability(logits, drawn).double() - of_drawn).exp() + _SLIP).log())
         paid = torch.stack(laws, dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
     kept_otherwise = other_way.gather(1, drawn[:, None])[:, 0].isfinite()
-    return Payments(*(each.cpu().numpy()
-                      for each in (paid, top, expected, beyond, kept_otherwise, of_drawn, log_probability(logits, drawn))))
+    target_log_p = sequences.log_probability(logits, drawn)
+    return Payments(*(each.cpu().numpy() for each in (paid, top, expected, beyond, kept_otherwise, of_drawn, target_log_p)))
 
 
 class Repeats:
@@ -517,4 +515,4 @@ def read_text(model: LanguageModel, text: "DrawnText", law: SamplingParams, blen
         return sequences.checked(model.logits(state))
 
     near = near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS
-    return payments(logits, text.prompt, text.tokens, law, list(pieces_of(model, len(text.tokens))), near)
+    return payments(logits, text.prompt, text.tokens, law, list(sequences.pieces(model, len(text.tokens))), near)

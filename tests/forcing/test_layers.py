@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import block_pass
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.forcing import layers, sequences
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from tests.targets import FAMILIES, random_model
 
@@ -19,10 +19,10 @@ ANSWER = Answer(np.array([5, 9, 30, 2]), np.array([7, 7, 41, 3, 60, 12]))
 @pytest.mark.parametrize("states_bytes", [1, 2**30])
 @torch.no_grad()
 def test_states_equal_those_of_transformers_for_every_group_size(family, states_bytes, monkeypatch):
-    monkeypatch.setattr(layers, "_STATES_BYTES", states_bytes)
+    monkeypatch.setattr(sequences, "_STATES_BYTES", states_bytes)
     model = random_model(family)
     expected = model(input_ids=torch.from_numpy(ANSWER.sequence)[None], output_hidden_states=True)
-    groups = list(layers.readings(LanguageModel(model), ANSWER, range(3)))
+    groups = list(sequences.readings(LanguageModel(model), ANSWER, range(3)))
     assert len(groups) == (3 if states_bytes == 1 else 1)
     outputs = {layer: output for _, group in groups for layer, output in group.items()}
     assert list(outputs) == [0, 1, 2]
@@ -34,11 +34,11 @@ def test_states_equal_those_of_transformers_for_every_group_size(family, states_
 
 def test_standing_of_a_case_by_hand():
     logits = torch.tensor([[0.0, math.log(2.0), math.log(2.0), -torch.inf], [1000.0, 1000.0 + math.log(4.0), 0.0, -torch.inf]])
-    found = layers.standing(logits, torch.tensor([2, 0]))
+    found = sequences.standing(logits, torch.tensor([2, 0]))
     assert found.rank.tolist() == [1, 2]  # tied tokens all have the better rank
     assert found.best.tolist() == [1, 1]
     assert found.log_p.tolist() == pytest.approx([math.log(0.4), math.log(0.2)], abs=1e-4)
-    assert layers.standing(logits, torch.tensor([0, 2])).rank.tolist() == [3, 3]
+    assert sequences.standing(logits, torch.tensor([0, 2])).rank.tolist() == [3, 3]
 
 
 def test_log_p_of_large_logits_keeps_its_digits():
@@ -46,26 +46,26 @@ def test_log_p_of_large_logits_keeps_its_digits():
     logits, tokens = 3000.0 * torch.randn(50, 61, generator=generator), torch.arange(50)
     tokens[::2] = logits[::2].argmax(dim=-1)
     exact = [row.double().log_softmax(dim=-1)[token].item() for row, token in zip(logits, tokens, strict=True)]
-    assert layers.log_probability(logits, tokens).tolist() == pytest.approx(exact, rel=1e-6, abs=1e-12)
+    assert sequences.log_probability(logits, tokens).tolist() == pytest.approx(exact, rel=1e-6, abs=1e-12)
     close = torch.tensor([[20_000.0, 19_990.0]])
-    assert float(layers.log_probability(close, torch.tensor([0]))) == pytest.approx(-math.log1p(math.exp(-10.0)), rel=1e-6)
+    assert float(sequences.log_probability(close, torch.tensor([0]))) == pytest.approx(-math.log1p(math.exp(-10.0)), rel=1e-6)
 
 
 def test_no_logits_of_a_whole_answer_are_made(monkeypatch):
     """Pieces give the same result as the whole answer. With 151,936 token ids a piece has 110 positions."""
     model = LanguageModel(random_model())
     tokens = torch.from_numpy(ANSWER.tokens)
-    ((last, _),) = layers.readings(model, ANSWER, [0])
-    whole = layers.standings(model, layers.layer_source(model, last, "none"), tokens)
+    ((last, _),) = sequences.readings(model, ANSWER, [0])
+    whole = sequences.standings(model, sequences.layer_source(model, last, "none"), tokens)
     monkeypatch.setattr(sequences, "_LOGITS_BYTES", 2 * 4 * model.vocab_size)
-    assert [(piece.start, piece.stop) for piece in layers.pieces(model, 5)] == [(0, 2), (2, 4), (4, 5)]
-    rows, source = [], layers.layer_source(model, last, "none")
+    assert [(piece.start, piece.stop) for piece in sequences.pieces(model, 5)] == [(0, 2), (2, 4), (4, 5)]
+    rows, source = [], sequences.layer_source(model, last, "none")
 
     def counted(hidden):
         rows.append(len(hidden))
         return model.logits(hidden)
 
-    parts = layers.standings(model, source._replace(head=counted), tokens)
+    parts = sequences.standings(model, source._replace(head=counted), tokens)
     assert rows == [2, 2, 2]
     assert all(torch.allclose(a.double(), b.double()) for a, b in zip(whole, parts, strict=True))
 
@@ -87,7 +87,7 @@ def test_the_draft_is_asked_block_by_block(pair, block_size):
     config, model, answer = pair
     config.draft.block_size = block_size
     draft = config.draft.load(model)
-    source, n = layers.draft_source(model, draft, answer), len(answer.tokens)
+    source, n = sequences.draft_source(model, draft, answer), len(answer.tokens)
     assert source.speaks.tolist() == [t % block_size != 0 and t < n - n % block_size for t in range(n)]
     assert source.speaks.sum() >= 2 * (block_size - 1)
     network, mask = draft.network, draft.network.shape.mask_token_id

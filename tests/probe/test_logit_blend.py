@@ -14,7 +14,7 @@ from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.forcing import layers
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend import SUMS, LogitBlend, rows_of
@@ -146,7 +146,7 @@ def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: f
 @torch.no_grad()
 def by_loop(model: LanguageModel, name: str, norm: str, beta: float, hard_below: float) -> dict[str, list[float]]:
     """`SUMS` of the hard and the easy tokens, token by token in float64, from hidden states blended as in the engine."""
-    ((last, outputs),) = layers.readings(model, ANSWER, [0, 1, 2])
+    ((last, outputs),) = sequences.readings(model, ANSWER, [0, 1, 2])
     head, totals = model.head.weight.double(), {"hard": np.zeros(len(SUMS)), "easy": np.zeros(len(SUMS))}
     for t, token in enumerate(ANSWER.tokens):
         target = head @ last[t].double()
@@ -231,7 +231,7 @@ def test_the_source_of_a_blend_is_what_it_mixes_in(kind):
     """Logits along an answer, by transformers' own models; neither the blend's own beta nor its mask matters."""
     own, amateur = (random_model(family, sharpness=1.0) for family in ("qwen3", "llama"))
     model, whole, second = LanguageModel(own), ANSWER.sequence, np.array([30, 2])
-    ((last, outputs),) = layers.readings(model, ANSWER, [0, 1, 2])
+    ((last, outputs),) = sequences.readings(model, ANSWER, [0, 1, 2])
     hidden = [outputs[layer].double() @ model.head.weight.double().T for layer in (0, 1, 2)]
     blend, companion, expected = {
         "model": (ModelBlend(beta=-0.5, model="x", alpha_mask=0.4), amateur, law_after(amateur, whole)),
@@ -239,7 +239,7 @@ def test_the_source_of_a_blend_is_what_it_mixes_in(kind):
         "layer": (LayerBlend(beta=0.05, layer=2), None, hidden[2]),
         "noise": (LayerBlend(beta=0.05, layer=1, direction="random"), None, None),
     }[kind]
-    source = layers.other_source(model, blend, None if companion is None else LanguageModel(companion), ANSWER, last,
+    source = sequences.other_source(model, blend, None if companion is None else LanguageModel(companion), ANSWER, last,
                                  second if kind == "prompt" else None)
     found = source.head(source.states).double()
     torch.testing.assert_close(torch.cat([source.head(source.states[:3]), source.head(source.states[3:])]).double(), found)

@@ -5,7 +5,7 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.train.responses import Response
+from dflash_mcmc.train.loss import Response
 from tests.targets import random_model
 
 BLOCK_SIZE = 5

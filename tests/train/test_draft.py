@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.train import draft, responses
+from dflash_mcmc.train import draft
+from dflash_mcmc.train.draft import questions
 from dflash_mcmc.train.loss import speculated
 from dflash_mcmc.train.recipe import compose, identity_of
-from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.refusals import refused
@@ -35,7 +35,7 @@ def evaluations(folder) -> list[dict]:
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
     stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
-    optimise, write, calls = draft.optimise, responses._write, []
+    optimise, write, calls = draft.optimise, draft._write, []
 
     def stop_at_once(piece, drawn):
         raise KeyboardInterrupt
@@ -49,14 +49,14 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     def refuse(*arguments):
         raise AssertionError("responses are drawn again")
 
-    monkeypatch.setattr(responses, "_write", stop_at_once)
+    monkeypatch.setattr(draft, "_write", stop_at_once)
     with pytest.raises(KeyboardInterrupt):
         draft.train(stopped)
-    monkeypatch.setattr(responses, "_write", write)
+    monkeypatch.setattr(draft, "_write", write)
     monkeypatch.setattr(draft, "optimise", stop_at_fourth)
     with pytest.raises(KeyboardInterrupt):
         draft.train(stopped)
-    monkeypatch.setattr(responses, "_draw", refuse)
+    monkeypatch.setattr(draft, "_draw", refuse)
     continued = draft.train(stopped)
     assert len(calls) == 8  # first run: 3 and the stopped one; second run, from the checkpoint at 2: 4
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (whole, continued))
@@ -137,6 +137,6 @@ def test_the_shipped_draft_has_its_recipe_and_a_high_accepted_length(tmp_path):
     recipe, trained = identity_of(compose("tiny", [])), json.loads((folder / "config.json").read_text())["training"]
     assert {field: value for field, value in trained.items() if field in recipe} == {
         field: value for field, value in {**recipe, "version": 1}.items() if field in trained}
-    held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
+    held_out = draft.responses(plan, target, tmp_path, draft.Request("held-out", questions(plan).held_out, [0.0]))
     tokens, forwards = speculated(shipped, target, held_out, 6, 16)
     assert tokens / forwards > 3.5

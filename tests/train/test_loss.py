@@ -13,6 +13,7 @@ from dflash_mcmc.train.draft import cosine
 from dflash_mcmc.train.loss import (
     Epochs,
     Objective,
+    Response,
     TrainingBlocks,
     accepted_lengths,
     draw_anchors,
@@ -21,7 +22,6 @@ from dflash_mcmc.train.loss import (
     possible_anchors,
     speculated,
 )
-from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 
 GAMMA = 2.0

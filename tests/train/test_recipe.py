@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, gather, loss_sum, read_target
+from dflash_mcmc.train.draft import questions
+from dflash_mcmc.train.loss import CandidateIds, Epochs, KeptReader, Objective, Response, gather, loss_sum, read_target
 from dflash_mcmc.train.recipe import DraftPlan, compose, identity_of, run_folder
-from dflash_mcmc.train.responses import Response, questions
 from tests.refusals import refused
 from tests.train.drafts import random_draft, random_responses, random_target
 

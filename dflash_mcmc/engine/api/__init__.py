@@ -91,7 +91,6 @@ class Api(DelegatedEngine):
     def start(self, config: Settings, target: "UnloadedTarget", prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """Requests to the server, which is audited first. Raises UserError for a server that is not what is stated."""
-        from dflash_mcmc.engine.api.endpoint import Endpoint
         from dflash_mcmc.engine.api.session import ApiEngine
 
         endpoint, law, width = Endpoint(self), config.sampler.law(), config.sampler.width()

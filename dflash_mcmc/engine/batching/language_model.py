@@ -20,8 +20,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_mcmc.engine.batching import attention, linear, recurrent_state
 from dflash_mcmc.engine.batching import cache as caches
-from dflash_mcmc.engine.batching.attention import unmasked_types
-from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note, reason_of
@@ -54,7 +52,7 @@ def refused(model: Any, what: str, allowed: str) -> UserError:
 def _refused_layers(model: Any, config: Any) -> str | None:
     """The kind of the layers that are not computed here, with the reason; None if there are none."""
     computed = caches.recurrent_shape(config, torch.float32) is not None
-    types = sorted(unmasked_types(config) - ({caches.LINEAR} if computed else set()))
+    types = sorted(attention.unmasked_types(config) - ({caches.LINEAR} if computed else set()))
     if types:
         return f"{' and '.join(types)} layers ({_REASONS.get(types[0], 'a cache of another form')})"
     if getattr(model, "_is_stateful", False) and not computed:
@@ -173,7 +171,7 @@ class LanguageModel:
             self.uncaptured = "the model is a mixture of experts"
         elif self.recurrent_nets:
             self.uncaptured = "the model has recurrent layers"
-        self._float32_head = Float32Head(self.head, head_copy)
+        self._float32_head = linear.Float32Head(self.head, head_copy)
         stated = stop_ids_of((getattr(model, "generation_config", None), model.config, tokenizer))
         self.stop_ids = tuple(sorted({*stop_ids, *stated}))
         self.stop_strings: StopStrings | None = None
@@ -241,14 +239,14 @@ class LanguageModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocab_size) of hidden states after the final norm; -inf for ids without a token."""
-        return soft_capped(self.head_logits(hidden), self.softcap, self.forbidden)
+        return linear.soft_capped(self.head_logits(hidden), self.softcap, self.forbidden)
 
     def logits_of(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Like `logits`, (..., n), of the ids, int64 (n,), alone, which must have a token."""
         bias = getattr(self.head, "bias", None)
         logits = torch.nn.functional.linear(hidden.float(), self.head.weight[ids].float(), None if bias is None else
                                             bias[ids].float())
-        return soft_capped(logits, self.softcap, torch.zeros_like(ids, dtype=torch.bool))
+        return linear.soft_capped(logits, self.softcap, torch.zeros_like(ids, dtype=torch.bool))
 
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Like `logits`, without the model's soft-cap. A draft that uses the head has a soft-cap of its own, or none."""
@@ -354,7 +352,7 @@ class LanguageModel:
         probe = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         with torch.inference_mode():
             raw = self.head(self.hidden(probe))
-            ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
+            ours = linear.soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
             theirs = model(input_ids=probe, use_cache=False).logits
         if theirs.isnan().any():
             raise UserError(f"model.path: {type(model).__name__} has logits that are not numbers; allowed: a checkpoint whose "

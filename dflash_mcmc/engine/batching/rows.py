@@ -12,7 +12,6 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
-from dflash_mcmc.engine.batching.logits_processor import History, counts_of
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.types import Trajectory
@@ -190,14 +189,15 @@ class Rows:
         """Sets the tokens that frequency and presence penalty count in the row: the generation so far, or the prompt too."""
         if not len(self.counts):
             self.counts = torch.zeros(self.num_rows, self.vocab_size, device=self.device)
-        self.counts[row] = counts_of(tokens, self.counts[row])
+        self.counts[row] = laws.counts_of(tokens, self.counts[row])
 
-    def history(self, batch: int) -> History:
+    def history(self, batch: int) -> laws.History:
         """The tokens that laws read, for the first `batch` rows."""
         seen, counts = (values[:batch] if len(values) else None for values in (self.seen, self.counts))
         if not self.reads_tokens:
-            return History(seen, counts)
-        return History(seen, counts, self.tokens[:batch], (self.position[:batch] + 1) * (self.status[:batch] == Status.LIVE))
+            return laws.History(seen, counts)
+        lengths = (self.position[:batch] + 1) * (self.status[:batch] == Status.LIVE)
+        return laws.History(seen, counts, self.tokens[:batch], lengths)
 
     def reserve_columns(self, width: int) -> None:
         """Makes room for `width` columns."""

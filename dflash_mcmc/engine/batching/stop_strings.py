@@ -19,16 +19,14 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from dflash_mcmc.engine.batching.prompt_encoder import continuation, id_bound, marks_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
-
-if TYPE_CHECKING:
-    import torch
 
 _MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
 _SAMPLES, _LENGTH = 32, 24
@@ -229,10 +227,8 @@ class Endings:
         compiled: the tables of the strings of an operation.
     """
 
-    def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: "torch.device",
+    def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: torch.device,
                  compiled: Callable[[tuple[str, ...]], StopStrings]):
-        import torch
-
         self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
         self._stop_ids, self._strings, self._compiled = frozenset(stop_ids), strings, compiled
         self._offsets: dict[tuple[str, ...], int] = {}
@@ -246,7 +242,7 @@ class Endings:
         return len(self._offsets)
 
     @property
-    def tensors(self) -> "list[torch.Tensor]":
+    def tensors(self) -> list[torch.Tensor]:
         """What `after` reads: places of a state's classes, classes of tokens, places of a state's row, and its states."""
         return [self._vocabulary, self._classes, self._row, self._steps]
 
@@ -260,15 +256,13 @@ class Endings:
         state = strings.state(tokens)
         return FOUND if state == FOUND else self._offsets[strings.strings] + state
 
-    def after(self, states: "torch.Tensor", tokens: "torch.Tensor") -> "torch.Tensor":
+    def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
         classes = self._classes[self._vocabulary[states] + tokens]
         return self._steps[self._row[states] + classes].long()
 
     def _add(self, strings: StopStrings) -> None:
         """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
-        import torch
-
         device = self.ids.device
         if not self._offsets:  # rows without strings have one class for every token
             self._classes = torch.zeros(len(strings.classes), dtype=torch.int32, device=device)
@@ -286,7 +280,7 @@ class Endings:
         strings = self._strings_of(operation)
         return int(tokens[-1]) in self._stop_ids or (strings is not None and strings.ends(tokens))
 
-    def states(self, state: "torch.Tensor", tokens: "torch.Tensor", offered: "torch.Tensor") -> "torch.Tensor | None":
+    def states(self, state: torch.Tensor, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor | None:
         """The state of the stop strings after each slot, int64 (rows, slots); None if no row has strings.
 
         Args:
@@ -294,8 +288,6 @@ class Endings:
             tokens: int64 (rows, slots), consecutive tokens.
             offered: bool (rows, slots); other slots change no state.
         """
-        import torch
-
         if not self.num_sets:
             return None
         states = list[torch.Tensor]()
@@ -304,8 +296,8 @@ class Endings:
             states.append(state)
         return torch.stack(states, dim=1)
 
-    def ends(self, tokens: "torch.Tensor", at: "torch.Tensor", last: "torch.Tensor",
-             states: "torch.Tensor | None") -> "torch.Tensor":
+    def ends(self, tokens: torch.Tensor, at: torch.Tensor, last: torch.Tensor,
+             states: torch.Tensor | None) -> torch.Tensor:
         """Whether a draw ends with the token of a slot, bool (rows, slots).
 
         Args:

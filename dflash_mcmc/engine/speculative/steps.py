@@ -32,9 +32,8 @@ from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
-from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, DraftStates
-from dflash_mcmc.engine.speculative.rules import Block, Speculation, Uniforms, Verdict, joined
+from dflash_mcmc.engine.speculative.rules import Block, Speculation, Uniforms, Verdict, draft_log_q, joined, target_log_p
 
 
 def _finite(logits: Mapping[str, torch.Tensor], target: laws.Weights) -> torch.Tensor:
@@ -296,7 +295,7 @@ class Tracer:
         for walk in self.walks:
             columns = [x.cpu().tolist() for x in (
                 walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
-                walk.uniforms.accepting, rules.target_log_p(walk.block), rules.draft_log_q(walk.block))]
+                walk.uniforms.accepting, target_log_p(walk.block), draft_log_q(walk.block))]
             for slot, anchor, drafted, accepted, tokens, gained, uniforms, accepting, log_p, log_q in zip(
                     slots, *columns, strict=False):
                 if gained:

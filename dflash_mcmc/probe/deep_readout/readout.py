@@ -23,7 +23,6 @@ from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.probe import rounded
 from dflash_mcmc.rng import Key
 
@@ -96,7 +95,7 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str]) -> di
     heads |= {mode: (drafter.logits, drafted) for mode, drafted in zip(modes, hidden.draft, strict=True)}
     for reader, (logits_of, states) in heads.items():
         p, rank = found["p"].setdefault(reader, []), found["rank"].setdefault(reader, [])
-        for piece in pieces(drafter.target, len(tokens)):
+        for piece in sequences.pieces(drafter.target, len(tokens)):
             logits, labels = logits_of(states.flatten(0, 1)[piece]), tokens[piece]
             log_p = logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(dim=-1)
             p += rounded(log_p.exp())
