@@ -122,16 +122,15 @@ class CheckpointDraft(Draft):
         """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
         import torch
 
-        from dflash_mcmc.engine.batching.cache import CacheShape
-        from dflash_mcmc.engine.batching.plan import DraftSize
+        from dflash_mcmc.engine.batching import cache, plan
 
         folder = self._checkpoint().config_folder()
         if folder is None:
             return None
         shape = self._shape(folder)
         dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        return DraftSize(self.block_tokens(shape),
-                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
+        return plan.DraftSize(self.block_tokens(shape), cache.CacheShape(
+            shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
 
     def num_parameters(self) -> int | None:
         return self._checkpoint().num_parameters()

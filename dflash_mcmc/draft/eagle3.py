@@ -7,8 +7,7 @@ from dflash_mcmc.components import identity, register
 from dflash_mcmc.draft import CheckpointDraft
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 
 
@@ -29,7 +28,7 @@ class Eagle3Draft(CheckpointDraft):
     def block_tokens(self, shape: Any) -> int:
         return self.num_drafted
 
-    def size(self) -> "DraftSize | None":
+    def size(self) -> "plan.DraftSize | None":
         """See `CheckpointDraft.size`. The draft's cache holds its features too."""
         from dflash_mcmc.engine.speculative.drafter import entry_shape
 
@@ -38,7 +37,7 @@ class Eagle3Draft(CheckpointDraft):
             return size
         return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))
 
-    def load(self, target: "LanguageModel") -> "EagleDrafter":
+    def load(self, target: "language_model.LanguageModel") -> "EagleDrafter":
         from dflash_mcmc.engine.speculative.drafter import EagleDrafter
 
         return EagleDrafter(self.network(target), target, self.num_drafted)

@@ -8,8 +8,7 @@ from dflash_mcmc.draft import Draft
 from dflash_mcmc.model import ModelBeside
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import ModelDrafter
 
 
@@ -27,16 +26,16 @@ class ModelDraft(ModelBeside, Draft):
     presets = ("qwen2_5_coder_0_5b",)
     has_model = is_source = True
 
-    def load(self, target: "LanguageModel") -> "ModelDrafter":
+    def load(self, target: "language_model.LanguageModel") -> "ModelDrafter":
         from dflash_mcmc.engine.speculative.drafter import ModelDrafter
 
         return ModelDrafter(self.load_beside(target), self.num_drafted)
 
-    def size(self) -> "DraftSize | None":
-        from dflash_mcmc.engine.batching.plan import DraftSize
+    def size(self) -> "plan.DraftSize | None":
+        from dflash_mcmc.engine.batching import plan
 
         shape = self.shape_beside("cpu")
-        return None if shape is None else DraftSize(self.num_drafted, shape.cache_shape, model=shape)
+        return None if shape is None else plan.DraftSize(self.num_drafted, shape.cache_shape, model=shape)
 
     def num_parameters(self) -> int | None:
         with self.named():

@@ -7,8 +7,7 @@ from dflash_mcmc.components import identity, register
 from dflash_mcmc.draft import Draft
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
 _LONGEST = 3
@@ -27,12 +26,12 @@ class NgramDraft(Draft):
 
     has_density = False
 
-    def size(self) -> "DraftSize":
-        from dflash_mcmc.engine.batching.plan import DraftSize
+    def size(self) -> "plan.DraftSize":
+        from dflash_mcmc.engine.batching import plan
 
-        return DraftSize(self.num_drafted)
+        return plan.DraftSize(self.num_drafted)
 
-    def load(self, target: "LanguageModel") -> "NgramDrafter":
+    def load(self, target: "language_model.LanguageModel") -> "NgramDrafter":
         from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
         return NgramDrafter(self.num_drafted, _LONGEST)

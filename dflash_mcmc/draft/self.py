@@ -7,8 +7,7 @@ from dflash_mcmc.components import identity, register
 from dflash_mcmc.draft import Draft
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
 
@@ -19,12 +18,12 @@ class SelfDraft(Draft):
 
     num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
 
-    def size(self) -> "DraftSize":
-        from dflash_mcmc.engine.batching.plan import DraftSize
+    def size(self) -> "plan.DraftSize":
+        from dflash_mcmc.engine.batching import plan
 
-        return DraftSize(self.num_drafted)
+        return plan.DraftSize(self.num_drafted)
 
-    def load(self, target: "LanguageModel") -> "SelfDrafter":
+    def load(self, target: "language_model.LanguageModel") -> "SelfDrafter":
         from dflash_mcmc.engine.speculative.drafter import SelfDrafter
 
         return SelfDrafter(self.num_drafted)

@@ -4,7 +4,6 @@
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def main(arguments: list[str]) -> None:
     print(f"\nwritten to {folder}")
 
 
-def default_folder(config: Config, names: Mapping[str, str]) -> Path:
+def default_folder(config: Config, names: dict[str, str]) -> Path:
     """The folder of MODEL-DRAFT: the last parts of their paths, or the option of one that has no path."""
     values: dict[str, Any] = plain(config)
     parts = [Path(values[group].get("path") or names[group]).name for group in ("model", "draft")]

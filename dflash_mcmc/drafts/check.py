@@ -12,7 +12,7 @@ many chains, or at a high temperature, it can cost more than it gains. Break-eve
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
@@ -211,7 +210,7 @@ def check(config: Config) -> Checked:
     if not (greedy := drawn[0.0]):
         raise UserError("dataset: no answer has two tokens; allowed: problems with longer answers")
     trained = draft.training_record().get("held_out_tau")
-    title = f"{name_of(draft)} {draft.path} on {cast('HFModel', config.model).path}, {len(greedy)} problems" + (
+    title = f"{name_of(draft)} {draft.path} on {cast('Any', config.model).path}, {len(greedy)} problems" + (
         f"; tau of its training is {trained:.2f}" if isinstance(trained, (int, float)) else "")
     positions = dict[str, IntervalEstimate]()
     for temperature, walks in drawn.items():  # a block counts where it begins

@@ -87,8 +87,7 @@ def engine_of(config: Settings, model: "LanguageModel", prompt_length: int, num_
         uses_draft: whether blend or sampler use the draft.
         second: the companion's prompts by the bytes of the target's; None if it reads the same.
     """
-    from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.linear import FEW
+    from dflash_mcmc.engine.batching import batched, linear
 
     companion = None if blend is None else blend.companion(model)
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion)
@@ -96,9 +95,9 @@ def engine_of(config: Settings, model: "LanguageModel", prompt_length: int, num_
         note(planned.describe())
     # By the configuration alone: the bits depend neither on what is pending, nor on memory and processes.
     draft = drafter or config.draft.size()
-    few = (config.hardware.num_slots or FEW + 1) * (1 + (draft.num_drafted if draft else 0)) <= FEW
-    return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, companion, second, few)
+    few = (config.hardware.num_slots or linear.FEW + 1) * (1 + (draft.num_drafted if draft else 0)) <= linear.FEW
+    return batched.BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
+                                 drafter if uses_draft else None, companion, second, few)
 
 
 def memory_plan(config: Settings, model: "LanguageModel | TargetShape", prompt_length: int, num_draws: int,

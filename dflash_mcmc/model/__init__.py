@@ -17,8 +17,7 @@ from dflash_mcmc.model.files import Files
 from dflash_mcmc.options import option_files
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
 
 
 class Model(Component):
@@ -45,7 +44,7 @@ class Model(Component):
     def num_layers(self) -> int | None:
         """Number of decoder layers; None if it is not known before the model is loaded. Raises ConfigError."""
 
-    def shape(self, device: str) -> "TargetShape | None":
+    def shape(self, device: str) -> "plan.TargetShape | None":
         """The attributes that are known without loading the model; None if there are none. Raises UserError."""
         return None
 
@@ -74,7 +73,7 @@ class Model(Component):
         return None
 
     @abstractmethod
-    def load(self, device: str) -> "LanguageModel":
+    def load(self, device: str) -> "language_model.LanguageModel":
         """The model on a device, in eval mode. Raises UserError."""
 
     @abstractmethod
@@ -124,11 +123,11 @@ class ModelBeside:
         with self.named():
             return self.component().fingerprint()
 
-    def load_beside(self, target: "LanguageModel") -> "LanguageModel":
+    def load_beside(self, target: "language_model.LanguageModel") -> "language_model.LanguageModel":
         """The other model on the target's device. It stays loaded. Raises UserError if it does not fit the target."""
         self._compare(target.tokenizer)
         with self.named():
-            loaded: LanguageModel = self.component().load_beside(str(target.device), self._field)
+            loaded: language_model.LanguageModel = self.component().load_beside(str(target.device), self._field)
         if not bool(target.forbidden[loaded.vocab_size :].all()):
             raise ConfigError(self._field, self.model, "a model whose head has a row for each of the target's tokens (it "
                               f"has {loaded.vocab_size})")
@@ -137,7 +136,7 @@ class ModelBeside:
                               "target's rows")
         return loaded
 
-    def shape_beside(self, device: str) -> "TargetShape | None":
+    def shape_beside(self, device: str) -> "plan.TargetShape | None":
         """Its config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         with self.named():
             return self.component().shape(device)

@@ -410,12 +410,11 @@ class Checkpoint(NamedTuple):
             return cached.name  # the cache has a folder for each commit
         if not http.reachable():
             return self.revision
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub import HfApi, errors
 
         try:
             return HfApi().model_info(self.path, revision=self.revision, timeout=30).sha
-        except HfHubHTTPError as error:
+        except errors.HfHubHTTPError as error:
             reason = reason_of(error, 200)
             allowed = f"a checkpoint that exists on the hub and that you may read ({reason})"
             raise ConfigError(self.field, self.path, allowed) from error
@@ -444,12 +443,11 @@ class Checkpoint(NamedTuple):
 
     def _cached(self) -> Path | None:
         """The folder of config.json in the cache of the hub; None if it is not there."""
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub import errors, try_to_load_from_cache
 
         try:
             file = try_to_load_from_cache(self.path, "config.json", revision=self.revision)
-        except HFValidationError as error:
+        except errors.HFValidationError as error:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}") from error
         return Path(file).parent if isinstance(file, str) else None
 

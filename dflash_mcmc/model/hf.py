@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
@@ -108,7 +107,7 @@ class HFModel(Model):
         from dflash_mcmc.engine.batching.plan import TargetShape
 
         config = self._config()
-        if not isinstance(config.dtype, (torch.dtype, NoneType)):
+        if not isinstance(config.dtype, torch.dtype | None):
             raise UserError(f"model.path: given dtype {config.dtype!r:.60} in config.json of {self.path!r}; allowed: a "
                             "name such as bfloat16")
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)

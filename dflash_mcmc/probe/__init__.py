@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 ABSENT = object()
@@ -201,7 +200,7 @@ class Probe(Component):
         """
         return True
 
-    def check_target(self, target: "TargetShape") -> None:
+    def check_target(self, target: "plan.TargetShape") -> None:
         """Checks that the probe can measure this target, before its weights are loaded. Raises UserError."""
 
     def expected_cost(self, config: Settings) -> UnitCost | None:
@@ -282,7 +281,7 @@ class ForcedProbe(ProblemProbe):
         return cost.read_along(config)
 
     @abstractmethod
-    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
+    def recorder(self, config: Settings, model: "language_model.LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """The function that measures an answer, of a block at least if the probe needs a draft. It may raise NotNumbers."""
 

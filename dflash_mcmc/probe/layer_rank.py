@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.forcing.sequences import Standing
 
 
 @register("probe", "layer_rank")
@@ -59,7 +58,7 @@ class LayerRank(AnswerProbe):
 
         def record(unit: Unit, answer: Answer) -> dict:
             tokens = torch.from_numpy(answer.tokens).to(model.device)
-            standing: dict[str, Standing] = {}
+            standing: dict[str, sequences.Standing] = {}
             for last, outputs in sequences.readings(model, answer, range(len(model.layers))):
                 if not standing:  # every group of layers comes with the same last states
                     standing[TARGET] = sequences.standings(model, sequences.layer_source(model, last, "none"), tokens)

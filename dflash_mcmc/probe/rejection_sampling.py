@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.engine.batching.logits_processor import Weights
     from dflash_mcmc.engine.speculative.rules import BlockRandom, Speculation, Verdict
 
 # The pair of laws of the document's table. At this seed argmax_proposal deviates as much; the median of 1,000 seeds is 0.19.
@@ -183,7 +182,7 @@ def verdict(sampler: "Speculation", logits: "tuple[torch.Tensor, torch.Tensor]",
     from dflash_mcmc.engine.batching import logits_processor as laws
     from dflash_mcmc.engine.speculative.rules import Block
 
-    def weigh(logits: "torch.Tensor", law: SamplingParams, count: int) -> "Weights":
+    def weigh(logits: "torch.Tensor", law: SamplingParams, count: int) -> laws.Weights:
         return laws.weigh(laws.process(logits.expand(count, -1), law, laws.NO_HISTORY))
 
     target, draft = logits

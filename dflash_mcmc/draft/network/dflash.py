@@ -16,10 +16,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RotaryEmbedding, rotate_half
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm as RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +91,8 @@ class DraftLayer(torch.nn.Module):
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = feed_forward(shape)
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.input_layernorm = Qwen3RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Callable) -> torch.Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, attend)
@@ -119,7 +117,7 @@ class Attention(torch.nn.Module):
         self.v_proj = torch.nn.Linear(width, keys, bias=shape.bias)
         self.o_proj = torch.nn.Linear(queries, shape.hidden_size, bias=shape.bias)
         self.q_norm, self.k_norm = (
-            RMSNorm(shape.head_dim, shape.norm_eps) if normed else torch.nn.Identity() for _ in range(2))
+            Qwen3RMSNorm(shape.head_dim, shape.norm_eps) if normed else torch.nn.Identity() for _ in range(2))
 
     def keys_values(
         self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -213,8 +211,8 @@ class DFlash(torch.nn.Module):
         self.rotation = Rotation(shape)
         self.layers = torch.nn.ModuleList(self.layer_type(shape) for _ in range(shape.num_layers))
         self.fc = torch.nn.Linear(len(shape.target_layers) * shape.hidden_size, shape.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = Qwen3RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.norm = Qwen3RMSNorm(shape.hidden_size, shape.norm_eps)
         if shape.draft_vocab_size is not None:
             self.lm_head = DraftHead(shape.draft_vocab_size, shape.hidden_size)
             self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
@@ -344,7 +342,7 @@ def masked_attention(
     # Kernels that accept a mask and share key heads materialise the weights of all heads. Repeated keys take less memory.
     groups = queries.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (keys, values))
-    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
 
 def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from dflash_mcmc.draft.network.checkpoint import DEFAULT_THETA, FIELD, DraftConfig, Family
-from dflash_mcmc.draft.network.dflash import Attention, DraftHead, NetworkShape, RMSNorm, Rotation, feed_forward
+from dflash_mcmc.draft.network.dflash import Attention, DraftHead, NetworkShape, Qwen3RMSNorm, Rotation, feed_forward
 from dflash_mcmc.errors import UserError
 
 NUM_FEATURES = 3
@@ -110,7 +110,7 @@ class EagleLayer(torch.nn.Module):
         self.self_attn = Attention(shape, 2 * shape.hidden_size, shape.head_norms)
         self.mlp = feed_forward(shape)
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
-            RMSNorm(shape.hidden_size, shape.norm_eps) for _ in range(3))
+            Qwen3RMSNorm(shape.hidden_size, shape.norm_eps) for _ in range(3))
 
     def inputs(self, embedded: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """What attention reads, (rows, m, 2 · hidden)."""
@@ -135,11 +135,11 @@ class Eagle3(torch.nn.Module):
         self.rotation = Rotation(shape)
         self.layers = torch.nn.ModuleList([EagleLayer(shape)])
         self.fc = torch.nn.Linear(NUM_FEATURES * shape.hidden_size, shape.hidden_size, bias=False)
-        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.norm = Qwen3RMSNorm(shape.hidden_size, shape.norm_eps)
         if shape.norm_before_fc:
-            self.input_norm = RMSNorm(NUM_FEATURES * shape.hidden_size, shape.norm_eps)
+            self.input_norm = Qwen3RMSNorm(NUM_FEATURES * shape.hidden_size, shape.norm_eps)
         if shape.fc_norm:
-            self.fc_norm = torch.nn.ModuleList(RMSNorm(shape.hidden_size, shape.norm_eps) for _ in range(NUM_FEATURES))
+            self.fc_norm = torch.nn.ModuleList(Qwen3RMSNorm(shape.hidden_size, shape.norm_eps) for _ in range(NUM_FEATURES))
         self.lm_head = DraftHead(shape.draft_vocab_size or shape.vocab_size, shape.hidden_size)
         if shape.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))

@@ -5,7 +5,6 @@ no weights. A fault ends the run with the line that says which field to state.
 """
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -227,7 +226,7 @@ def _check_lists(replies: Sequence[DrawnReply]) -> None:
             if (len(own) and abs(own[0] - value) > _OFF) or (not len(own) and value > row[:, 1].min() + _OFF):
                 raise _wrong(f"a server that gives a token the log p of its own list of most likely tokens: token {place} has "
                              f"{value:.3g}, and the list {row[:, 1].max():.3g} at most (a draft's tokens stated with log p 0)")
-            total = np.exp(others).sum() + math.exp(value) if len(own) else np.exp(row[:, 1]).sum() + math.exp(value)
+            total = np.exp(others).sum() + np.exp(value) if len(own) else np.exp(row[:, 1]).sum() + np.exp(value)
             if total > 1.0 + _SUM:
                 raise _wrong("a server whose probabilities of a token's place sum to at most 1: those of token "
                              f"{place} and of the most likely ones sum to {total:.3f}")

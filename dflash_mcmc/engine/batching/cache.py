@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.process.machine import return_memory
 from dflash_mcmc.types import Trajectory, common_prefix
 
@@ -143,15 +142,6 @@ def recurrent_shape(config: Any, dtype: torch.dtype) -> RecurrentShape | None:
         tuple(index for index, kind in enumerate(kinds) if kind == LINEAR), config.hidden_size,
         config.linear_conv_kernel_dim - 1, 2 * keys + values, config.linear_num_value_heads, config.linear_key_head_dim,
         config.linear_value_head_dim, dtype)
-
-
-def num_recent(options: Options, num_drafted: int) -> int:
-    """Number of states that a row keeps beside its snapshots: one for each position that a row can reach between two checks.
-
-    Args:
-        num_drafted: tokens of a draft's block.
-    """
-    return (options.steps_between_checks or 1) * (1 + num_drafted) + 1
 
 
 class CacheShape(NamedTuple):

@@ -129,6 +129,11 @@ class Workload(NamedTuple):
         return self.drafter.num_drafted if self.drafter else 0
 
     @property
+    def num_recent(self) -> int:
+        """States that a row keeps beside its snapshots: one for each position that it can reach between two checks."""
+        return (self.options.steps_between_checks or 1) * (1 + self.num_drafted) + 1
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of a token, those of the draft and of a companion included."""
         return self.model.cache_shape.token_bytes() + sum(shape.token_bytes() for shape in self.companions)
@@ -145,7 +150,7 @@ class Workload(NamedTuple):
         shape = self.model.cache_shape.recurrent
         if shape is None:
             return 0
-        states = cache.num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
+        states = self.num_recent + length // self.options.snapshot_every + 1
         return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
 
     def prompts(self, num_slots: int) -> tuple[int, int]:
@@ -297,4 +302,4 @@ def cache_of(work: Workload, model: LanguageModel, num_rows: int, length: int) -
     sizes = model.cache_shape, num_rows, length, model.device, work.companions
     if model.cache_shape.recurrent is None:
         return cache.KVCache(*sizes)
-    return HybridCache(*sizes, work.options.snapshot_every, cache.num_recent(work.options, work.num_drafted))
+    return HybridCache(*sizes, work.options.snapshot_every, work.num_recent)

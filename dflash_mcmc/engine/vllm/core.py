@@ -8,7 +8,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import math
 import os
 import signal
 import time
@@ -256,8 +255,7 @@ class VllmCore:
 
     def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
         """Adds a request that goes on after `tokens`."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         stops = [] if ticket.forced else list(ticket.stop_ids)
         params = SamplingParams(temperature=0.0, max_tokens=ticket.length, stop_token_ids=stops, ignore_eos=True,
@@ -280,7 +278,7 @@ class VllmCore:
         vLLM counts what each family's layers keep: windows, latents, states.
         """
         requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
-        return math.inf if requests is None else requests  # without layers that keep anything
+        return np.inf if requests is None else requests  # without layers that keep anything
 
     def stop_at(self, stops: StopTable | None) -> None:
         """Sets the stop strings of the requests that are added from now on. Raises UserError as `step`."""

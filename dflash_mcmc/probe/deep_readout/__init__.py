@@ -407,8 +407,6 @@ def by_position(curves: list[dict], context: str) -> "Figure":
 def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float], ticks: list[str], title: str,
                 **axis: str) -> "Figure":
     """A panel per column, with a line per reader and its interval as a band."""
-    from matplotlib.ticker import NullLocator
-
     figure, pair = panels((11.0, 4.6), 1, 2)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for axes, column in zip(pair, columns, strict=True):
@@ -423,7 +421,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
             axes.set_ylim(0.0, 1.0)
         else:
             _log_ranks(axes)
-        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.minorticks_off()
         axes.set_xticks(places, ticks, fontsize=7, rotation=40 if len(ticks) > 9 else 0)
     legend_below(figure, 4)
     return figure

@@ -25,8 +25,7 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 PROPOSALS = 4
@@ -70,7 +69,7 @@ class SpeculativeMCMC(ForcedProbe):
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
 
-    def check_target(self, target: "TargetShape") -> None:
+    def check_target(self, target: "plan.TargetShape") -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
         from dflash_mcmc.forcing import sequences
 
@@ -100,7 +99,7 @@ class SpeculativeMCMC(ForcedProbe):
         return UnitCost(answer.drawing + answer.prompt + answer.length + read + timed,
                         answer.blocks + self.timed_rows * PROPOSALS)
 
-    def recorder(self, config: Settings, model: "LanguageModel", draft: "DFlashDrafter | None",
+    def recorder(self, config: Settings, model: "language_model.LanguageModel", draft: "DFlashDrafter | None",
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """Measures a greedy answer, and times proposals at its middle. Raises ConfigError for answers shorter than a block."""
         import torch
@@ -126,7 +125,7 @@ class SpeculativeMCMC(ForcedProbe):
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
         return summary_of(records, self.num_samples, self.position_edges, self.timed_rows)
 
-    def record(self, model: "LanguageModel", drafter: "DFlashDrafter", answer: Answer, key: Key) -> dict:
+    def record(self, model: "language_model.LanguageModel", drafter: "DFlashDrafter", answer: Answer, key: Key) -> dict:
         """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers.
 
         `p` has the distances of the draft from the unsharpened target (`weighing.distances`), and `proposals`, by temperature
