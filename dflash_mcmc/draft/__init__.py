@@ -15,8 +15,7 @@ from dflash_mcmc.model.files import Checkpoint, precision_name
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 
 
@@ -40,10 +39,10 @@ class Draft(Component):
         return 0
 
     @abstractmethod
-    def load(self, target: "LanguageModel") -> "Drafter | None":
+    def load(self, target: "language_model.LanguageModel") -> "Drafter | None":
         """The drafter on the target's device; None for no draft. Raises UserError if draft and target do not fit."""
 
-    def check_target(self, target: "TargetShape") -> None:
+    def check_target(self, target: "plan.TargetShape") -> None:
         """Checks, without loading weights, that the draft fits a target. Raises UserError."""
 
     def check_model(self, model: Model) -> None:
@@ -53,7 +52,7 @@ class Draft(Component):
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
 
-    def size(self) -> "DraftSize | None":
+    def size(self) -> "plan.DraftSize | None":
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
 
@@ -103,7 +102,7 @@ class CheckpointDraft(Draft):
         """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
         return self._checkpoint().fingerprint()
 
-    def check_target(self, target: "TargetShape") -> None:
+    def check_target(self, target: "plan.TargetShape") -> None:
         """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
         from dflash_mcmc.draft.network.checkpoint import check_pair, check_tensors
 
@@ -118,7 +117,7 @@ class CheckpointDraft(Draft):
         if self._checkpoint().folder.is_dir():  # a cache may hold the configuration alone
             check_tensors(folder, self.family())
 
-    def size(self) -> "DraftSize | None":
+    def size(self) -> "plan.DraftSize | None":
         """Block and cache of the draft; None for a hub name that is not in the cache yet. Raises UserError."""
         import torch
 
@@ -139,7 +138,7 @@ class CheckpointDraft(Draft):
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
 
-    def load(self, target: "LanguageModel") -> "Drafter | None":
+    def load(self, target: "language_model.LanguageModel") -> "Drafter | None":
         from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)
@@ -151,7 +150,7 @@ class CheckpointDraft(Draft):
         record = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training")
         return record if isinstance(record, dict) else {}
 
-    def network(self, target: "LanguageModel") -> Any:
+    def network(self, target: "language_model.LanguageModel") -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
 
         On a CPU its linear layers are replaced (`linear.py`), and have no gradients.
@@ -212,7 +211,7 @@ def check_features(config: Settings, user: str) -> None:
                           "forward on the target's features")
 
 
-def load_feature_drafter(config: Settings, target: "LanguageModel") -> "DFlashDrafter":
+def load_feature_drafter(config: Settings, target: "language_model.LanguageModel") -> "DFlashDrafter":
     """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
     drafter = cast("DFlashDrafter", config.draft.load(target))
     check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before

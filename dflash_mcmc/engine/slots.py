@@ -13,8 +13,7 @@ from dflash_mcmc.process import ranks
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching import batched, language_model
     from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.rules import Speculation
@@ -30,7 +29,7 @@ class Slots(Engine):
     takes_potential = True
     calls_functions = True
 
-    def load(self, config: Settings, device: str) -> "LanguageModel":
+    def load(self, config: Settings, device: str) -> "language_model.LanguageModel":
         """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""
         from dflash_mcmc.engine.batching.linear import is_small
 
@@ -38,11 +37,11 @@ class Slots(Engine):
         config.hardware.set_threads(all(is_small(weight.numel()) for weight in target.decoder.parameters()))
         return target
 
-    def resource(self, target: "LanguageModel") -> object:
+    def resource(self, target: "language_model.LanguageModel") -> object:
         """The model's layers, whose outputs and attention belong to a run."""
         return target.decoder
 
-    def start(self, config: Settings, target: "LanguageModel", prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: "language_model.LanguageModel", prompt_length: int, num_chains: int,
               second: "Mapping[bytes, np.ndarray] | None" = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         if config.blend.has_prompts and second is None:
@@ -55,7 +54,7 @@ class Slots(Engine):
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
                          config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)
 
-    def blend_width(self, blend: Any, target: "LanguageModel", prompts: "Sequence[np.ndarray]") -> float | None:
+    def blend_width(self, blend: Any, target: "language_model.LanguageModel", prompts: "Sequence[np.ndarray]") -> float | None:
         layers = blend.tapped_layers(len(target.layers))
         if not layers:
             return None
@@ -77,9 +76,9 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def engine_of(config: Settings, model: "LanguageModel", prompt_length: int, num_draws: int, blend: Any,
+def engine_of(config: Settings, model: "language_model.LanguageModel", prompt_length: int, num_draws: int, blend: Any,
               speculation: "Speculation | None" = None, drafter: "Drafter | None" = None,
-              uses_draft: bool = False, second: "Mapping[bytes, np.ndarray] | None" = None) -> "BatchedEngine":
+              uses_draft: bool = False, second: "Mapping[bytes, np.ndarray] | None" = None) -> "batched.BatchedEngine":
     """An engine with the configuration's hardware. Raises UserError.
 
     Args:
@@ -100,9 +99,9 @@ def engine_of(config: Settings, model: "LanguageModel", prompt_length: int, num_
                                  drafter if uses_draft else None, companion, second, few)
 
 
-def memory_plan(config: Settings, model: "LanguageModel | TargetShape", prompt_length: int, num_draws: int,
+def memory_plan(config: Settings, model: "language_model.LanguageModel | TargetShape", prompt_length: int, num_draws: int,
                 drafter: "Drafter | DraftSize | None", still_to_load: int = 0,
-                companion: "LanguageModel | TargetShape | None" = None) -> "tuple[Options, MemoryPlan]":
+                companion: "language_model.LanguageModel | TargetShape | None" = None) -> "tuple[Options, MemoryPlan]":
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
 
     Args:

@@ -18,8 +18,7 @@ from dflash_mcmc.model.files import Checkpoint, DamagedError, Files, following_i
 from dflash_mcmc.process import http
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -96,7 +95,7 @@ class HFModel(Model):
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint("model.path", self.path, self.revision, "Qwen/Qwen3-4B")
 
-    def shape(self, device: str) -> "TargetShape | None":
+    def shape(self, device: str) -> "plan.TargetShape | None":
         """The content of config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         checkpoint = self._checkpoint()
         if self._values() is None:
@@ -104,7 +103,7 @@ class HFModel(Model):
         import torch
         import transformers
 
-        from dflash_mcmc.engine.batching.plan import TargetShape
+        from dflash_mcmc.engine.batching import plan
 
         config = self._config()
         if not isinstance(config.dtype, torch.dtype | None):
@@ -116,7 +115,7 @@ class HFModel(Model):
             with suppress(Exception), torch.device("meta"):  # transformers raises a dozen types where it cannot build it
                 model = transformers.AutoModelForCausalLM.from_config(config)
                 num_parameters = sum(weight.numel() for weight in model.parameters())
-        return TargetShape(config, torch.device(device), dtype, num_parameters, self.head_copy)
+        return plan.TargetShape(config, torch.device(device), dtype, num_parameters, self.head_copy)
 
     def prompt_encoder(self) -> PromptEncoder | None:
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
@@ -150,14 +149,14 @@ class HFModel(Model):
         """The given parameters of the rotary embedding as JSON."""
         return None if self.rope_scaling is None else json.dumps(self.rope_scaling)
 
-    def load(self, device: str) -> "LanguageModel":
+    def load(self, device: str) -> "language_model.LanguageModel":
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(*self._source(device))
 
     def _source(self, device: str) -> tuple[str, str | None, str, str, bool | None, str | None]:
         return self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope()
 
-    def load_beside(self, device: str, use: str) -> "LanguageModel":
+    def load_beside(self, device: str, use: str) -> "language_model.LanguageModel":
         """Like `load`, for a model beside the target. The latest model of each use stays loaded. Raises UserError."""
         source = self._source(device)
         model = next((model for other, model in _BESIDE.values() if other == source), None)
@@ -186,11 +185,11 @@ class HFModel(Model):
 
 @lru_cache(maxsize=1)
 def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None,
-          rope: str | None) -> "LanguageModel":
+          rope: str | None) -> "language_model.LanguageModel":
     import torch
     import transformers
 
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching import language_model
 
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(path, revision)
@@ -214,10 +213,10 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
             others = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
             raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{others}; allowed: "
                             f"{allowed}")
-    return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
+    return language_model.LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
-_BESIDE: "dict[str, tuple[tuple, LanguageModel]]" = {}
+_BESIDE: "dict[str, tuple[tuple, language_model.LanguageModel]]" = {}
 """The models that are loaded beside the target, and what they were loaded from, by their use."""
 
 
