@@ -16,8 +16,7 @@ from dflash_mcmc.model import Model
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
 
 
 class Blend(Component, TargetBlend):
@@ -31,11 +30,11 @@ class Blend(Component, TargetBlend):
     has_prompts: ClassVar[bool] = False
     """Whether that model is the target itself, under the prompts of `second_prompts`."""
 
-    def companion(self, target: "LanguageModel") -> "LanguageModel | None":
+    def companion(self, target: "language_model.LanguageModel") -> "language_model.LanguageModel | None":
         """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
         return None
 
-    def companion_shape(self, target: "TargetShape") -> "TargetShape | None":
+    def companion_shape(self, target: "plan.TargetShape") -> "plan.TargetShape | None":
         """What is known of that model without loading it; None without one, or before its download. Raises UserError.
 
         Weights that it shares with the target are not counted.

@@ -8,8 +8,7 @@ from dflash_mcmc.components import Settings, register
 from dflash_mcmc.model import ModelBeside
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
 
 
 @register("blend", "model")
@@ -29,8 +28,8 @@ class ModelBlend(ModelBeside, LogitsBlend):
         ModelBeside.check(self, config)
         LogitsBlend.check(self, config)
 
-    def companion(self, target: "LanguageModel") -> "LanguageModel":
+    def companion(self, target: "language_model.LanguageModel") -> "language_model.LanguageModel":
         return self.load_beside(target)
 
-    def companion_shape(self, target: "TargetShape") -> "TargetShape | None":
+    def companion_shape(self, target: "plan.TargetShape") -> "plan.TargetShape | None":
         return self.shape_beside(target.device.type)

@@ -16,8 +16,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching import language_model, plan
 
 _SECOND = "{second}"
 """What the dataset's `second_template` replaces in `blend.prompt`."""
@@ -39,13 +38,13 @@ class PromptBlend(LogitsBlend):
 
     needs_companion = has_prompts = True
 
-    def companion(self, target: "LanguageModel") -> "LanguageModel":
+    def companion(self, target: "language_model.LanguageModel") -> "language_model.LanguageModel":
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""
         if target.recurrent_nets or not target.masks.plain:
             raise ConfigError("blend", "prompt", "another blend for a model with recurrent layers, windows or chunks")
         return target
 
-    def companion_shape(self, target: "TargetShape") -> "TargetShape":
+    def companion_shape(self, target: "plan.TargetShape") -> "plan.TargetShape":
         """That of the target, whose weights are there already."""
         return target._replace(num_parameters=0, head_copy=False)
 

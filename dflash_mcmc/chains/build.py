@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_mcmc.components import Settings, name_of
+from dflash_mcmc.components import Settings, groups_of, name_of
 from dflash_mcmc.engine.batching.interface import ChainTarget
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
@@ -70,8 +70,6 @@ def first_prompt(config: Settings) -> str:
 
     Loads the tokenizer but not the model. Raises UserError.
     """
-    from dflash_mcmc.components import groups_of
-
     if not {"model", "dataset"} <= set(groups_of(config)):
         raise ConfigError("probe", name_of(config.probe), "with show=prompt: none, or a probe that uses a model and a dataset")
     problem = config.dataset.problems()[0]

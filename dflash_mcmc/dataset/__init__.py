@@ -5,13 +5,12 @@ A list of problems has checks, a hash of its content, and what a run requests of
 Stop strings are checked here, before any model is loaded. `engine/batching/stop_strings.py` finds them.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from dflash_mcmc.components import Component, Settings, groups_of, identity, name_of, options_with, runtime
@@ -190,7 +189,7 @@ class Dataset(Component):
 
     def resolved(self, config: Settings) -> "Dataset":
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
-        return dataclasses.replace(self, prompt=conversations.template_of(self.prompt, self.prompt_file),
+        return replace(self, prompt=conversations.template_of(self.prompt, self.prompt_file),
                                    fewshot_seed=self.fewshot_seed if self.fewshot else 0)
 
     def examples(self) -> list[Problem]:

@@ -4,21 +4,19 @@ Its licence allows evaluation only, so no row is part of this repository. A lang
 (grader=judge). Without a judge, the dataset is for probes that teacher-force the target's own answers.
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dflash_mcmc.components import Settings, groups_of, identity, name_of, options_with, register, runtime
-from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of
-from dflash_mcmc.dataset.inputs.sources import FromFile
+from dflash_mcmc.dataset.inputs import conversations, sources
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.types import Problem
 
 
 @register("dataset", "clbench")
 @dataclass(slots=True, kw_only=True)
-class ClBench(FromFile):
+class ClBench(sources.FromFile):
     """CL-bench's tasks from a JSON Lines file: long contexts, for probes and for grader=judge.
 
     A problem is a conversation up to the user's last turn. The chat template renders its turns. The gold answer is empty
@@ -44,11 +42,11 @@ class ClBench(FromFile):
 
     def resolved(self, config: Settings) -> "ClBench":
         """The dataset with rubrics as gold answers if the run is graded."""
-        return dataclasses.replace(cast(ClBench, super().resolved(config)), rubrics="grader" in groups_of(config))
+        return replace(cast(ClBench, super().resolved(config)), rubrics="grader" in groups_of(config))
 
     def problem(self, row: dict, number: int) -> Problem:
         metadata: dict[str, Any] = row["metadata"] if isinstance(row["metadata"], dict) else {}
-        messages = messages_of(row["messages"], f"row {number}")
+        messages = conversations.messages_of(row["messages"], f"row {number}")
         task: Any = metadata.get("task_id")  # an id that is no text is refused when the problems are checked
         gold = ""
         if self.rubrics:
@@ -56,5 +54,5 @@ class ClBench(FromFile):
             if not isinstance(rubrics, list) or not rubrics or not all(isinstance(rubric, str) for rubric in rubrics):
                 raise UserError(f"dataset.path: row {number} has {rubrics!r:.80} for its rubrics; allowed: a list of texts")
             gold = json.dumps(rubrics, ensure_ascii=False)
-        return Problem(task, last_question(messages), gold, subject=metadata.get("context_category"),
+        return Problem(task, conversations.last_question(messages), gold, subject=metadata.get("context_category"),
                        messages=messages)

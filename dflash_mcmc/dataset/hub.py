@@ -1,7 +1,6 @@
 """`dataset=hub`: any dataset of the Hugging Face hub, or a local folder that `datasets` can load."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash_mcmc.components import Settings, register, runtime
 from dflash_mcmc.dataset import checked
@@ -41,5 +40,5 @@ class HubDataset(NamedFields):
     def examples(self) -> list[Problem]:
         if self.fewshot_split is None:
             return super().examples()
-        other = dataclasses.replace(self, split=self.fewshot_split)
+        other = replace(self, split=self.fewshot_split)
         return checked([other.problem(row, index) for index, row in enumerate(other.rows())])

@@ -9,8 +9,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import LARGEST
 
 if TYPE_CHECKING:
+    from dflash_mcmc.engine.speculative import rules
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.rules import Speculation
 
 
 @register("decoder", "speculative_match")
@@ -38,10 +38,9 @@ class SpeculativeMatch(SpeculativeDecoder):
             allowed = "a whole number >= 1 with" if self.fault_window is None else "null without"
             raise ConfigError("decoder.fault_window", self.fault_window, f"{allowed} decoder.fault=finite_window")
 
-    def speculation(self, drafter: "Drafter | None") -> "Speculation":
+    def speculation(self, drafter: "Drafter | None") -> "rules.Speculation":
         from dflash_mcmc.engine.speculative import rules
-        from dflash_mcmc.engine.speculative.rules import Speculation
 
         rule, fault = rules.matching(self.fault, self.fault_window)
-        return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
+        return rules.Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
                            noisy=self.fault is not None, fault=fault, trace=self.trace)

@@ -9,8 +9,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import LARGEST
 
 if TYPE_CHECKING:
+    from dflash_mcmc.engine.speculative import rules
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.rules import Speculation
 
 
 @register("decoder", "speculative_rejection")
@@ -38,12 +38,11 @@ class SpeculativeRejection(SpeculativeDecoder):
         if self.fault is not None and self.verification != needed:
             raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")
 
-    def speculation(self, drafter: "Drafter | None") -> "Speculation":
+    def speculation(self, drafter: "Drafter | None") -> "rules.Speculation":
         from dflash_mcmc.engine.speculative import rules
-        from dflash_mcmc.engine.speculative.rules import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
         faults = rules.REJECTION | rules.BLOCK
-        rule, fault = faults[self.fault] if self.fault else (right, Fault())
-        return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
+        rule, fault = faults[self.fault] if self.fault else (right, rules.Fault())
+        return rules.Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
                            fault=fault, trace=self.trace)

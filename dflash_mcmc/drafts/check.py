@@ -30,7 +30,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.estimates import Clusters, IntervalEstimate
 from dflash_mcmc.types import ChainResult, Trajectory
 
 TEMPERATURES = (0.0, 1.0)

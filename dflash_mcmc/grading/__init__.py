@@ -4,16 +4,14 @@ A component holds the settings (`grader=math`). `math/comparing` has the rules f
 processes that apply them; `code/programs` and `code/sandbox` run programs; `choice` reads multiple-choice answers.
 """
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dflash_mcmc.components import MISSING, Component, Settings, identity
+from dflash_mcmc.components import MISSING, Component, Settings, identity, name_of
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.grading import extraction
-from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE, GradingPool
+from dflash_mcmc.grading import extraction, verdicts
 from dflash_mcmc.process import stopping
 from dflash_mcmc.types import Grade, Problem
 
@@ -22,10 +20,10 @@ VERSION = 8
 each record states the version of its grade."""
 
 
-def settled(pool: GradingPool, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+def settled(pool: verdicts.GradingPool, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
     """What `pool.finished` yields, without what is no grade: a signal to every process of a job also ends those that grade."""
     for tag, grade in pool.finished(wait):
-        if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT, UNGRADABLE)):
+        if not (stopping.requested() and grade.verdict in (verdicts.ERROR, verdicts.TIMEOUT, verdicts.UNGRADABLE)):
             yield tag, grade
 
 
@@ -45,7 +43,7 @@ class Grader(Component):
     """Whether a language model judges the text by rubrics."""
 
     @abstractmethod
-    def start(self) -> GradingPool:
+    def start(self) -> verdicts.GradingPool:
         """The running pool. Raises UserError if nothing can be graded as configured."""
 
     def preflight(self) -> None:
@@ -82,7 +80,7 @@ class AnswerGrader(Grader):
 
     def resolved(self, config: Settings) -> "AnswerGrader":
         """The grader with its extraction rules in their normal form."""
-        return dataclasses.replace(self, extract=extraction.normal(self.extract))
+        return replace(self, extract=extraction.normal(self.extract))
 
     def extraction(self) -> extraction.Extraction:
         """How the answer is found."""
@@ -92,8 +90,6 @@ class AnswerGrader(Grader):
 
 def label(grader: Grader) -> str:
     """Name and version of a grader component as records store them, e.g. `math 2`; only the name if it has no version."""
-    from dflash_mcmc.components import name_of
-
     return name_of(grader) if grader.version is None else f"{name_of(grader)} {grader.version}"
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.grading import VERSION, AnswerGrader
+from dflash_mcmc.grading import VERSION, AnswerGrader, verdicts
 from dflash_mcmc.grading.extraction import Extraction, about_another, after_thinking, cut, last_box
-from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, GradesAtOnce
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -54,7 +53,7 @@ def final_letter(text: str, letters: str, extraction: Extraction = AUTO) -> tupl
 
 def _box(answer: str, letters: str) -> _Chosen | None:
     box = last_box(answer)
-    if box is not None and len(box) > MAX_LENGTH:
+    if box is not None and len(box) > verdicts.MAX_LENGTH:
         return None, "length"
     chosen = None if box is None else _of_box(box, letters)
     return None if chosen is None else _only(chosen, "box")
@@ -80,7 +79,7 @@ def _hashes(answer: str, letters: str) -> _Chosen | None:
     """The letter after the last `####`. A heading without a letter does not count."""
     ends = [mark.end() for mark in re.finditer("####", answer)]
     for end in reversed(ends):
-        named = _at_start(_sentence(answer[end:end + MAX_LENGTH].partition("\n")[0]), letters)
+        named = _at_start(_sentence(answer[end:end + verdicts.MAX_LENGTH].partition("\n")[0]), letters)
         if named:
             return _only(named, "hashes")
     return None
@@ -100,7 +99,7 @@ def gold_letter(gold: str, letters: str) -> str:
     """The letter of a gold answer. Raises UserError if it names no letter or several."""
     text = _WRAPPED.sub(r"\1", gold)
     named = _of_box(gold, letters) or _named(text, letters)
-    letter = named.pop() if len(named) == 1 and len(gold) <= MAX_LENGTH else None
+    letter = named.pop() if len(named) == 1 and len(gold) <= verdicts.MAX_LENGTH else None
     if letter is None:
         raise UserError(f"grader=choice: given the gold answer {gold[:60]!r}; allowed: one of the letters {letters}")
     return letter
@@ -116,7 +115,8 @@ def _statements(answer: str, letters: str) -> Iterator[set[str]]:
         if (before and marks[before - 1]["denial"]) or about_another(answer, statement.start(), statement.end()):
             continue
         confirmed = next(filter(None, statement.groups()), None)
-        yield {confirmed} if confirmed else _at_start(_sentence(answer[statement.end():statement.end() + MAX_LENGTH]), letters)
+        after = answer[statement.end():statement.end() + verdicts.MAX_LENGTH]
+        yield {confirmed} if confirmed else _at_start(_sentence(after), letters)
 
 
 def _at_start(text: str, letters: str) -> set[str]:
@@ -196,11 +196,11 @@ class ChoiceGrader(AnswerGrader):
     def check_gold(self, gold: str) -> None:
         gold_letter(gold, self.letters)
 
-    def start(self) -> GradesAtOnce:
-        return GradesAtOnce(partial(self._graded, self.extraction()))
+    def start(self) -> verdicts.GradesAtOnce:
+        return verdicts.GradesAtOnce(partial(self._graded, self.extraction()))
 
     def _graded(self, extraction: Extraction, text: str, gold: str, question: str) -> Grade:
         """Raises UserError if the gold answer names no letter or several."""
         right, (letter, rule) = gold_letter(gold, self.letters), final_letter(text, self.letters, extraction)
-        missing = UNSUPPORTED if rule == "length" else NO_ANSWER
-        return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
+        missing = verdicts.UNSUPPORTED if rule == "length" else verdicts.NO_ANSWER
+        return Grade(missing if letter is None else verdicts.CORRECT if letter == right else verdicts.WRONG, letter, rule)

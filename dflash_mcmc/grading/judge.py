@@ -5,18 +5,15 @@ judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A res
 """
 
 import contextlib
-import dataclasses
 import json
 import threading
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.components import Settings, identity, register, runtime
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.grading import VERSION, Grader
-from dflash_mcmc.grading.extraction import after_thinking
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, GradesInThreads, timed
+from dflash_mcmc.grading import VERSION, Grader, extraction, verdicts
 from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
 from dflash_mcmc.types import Grade
 
@@ -76,8 +73,8 @@ class JudgeGrader(Grader):
 
     def preflight(self) -> None:
         """Asks the judge once. Raises UserError if it does not reply."""
-        grade = dataclasses.replace(self, retries=0).start().asked("Reply with the word ready.")
-        if grade.verdict != CORRECT:
+        grade = replace(self, retries=0).start().asked("Reply with the word ready.")
+        if grade.verdict != verdicts.CORRECT:
             raise UserError(f"grader.url: given {self.url!r}, which does not reply ({grade.reason}); allowed: the URL of a "
                             "running OpenAI-compatible endpoint")
 
@@ -86,10 +83,9 @@ class JudgeGrader(Grader):
 
     def _template(self) -> "Template":
         """The compiled prompt. Raises ConfigError for a text that is no template or uses neither response nor rubrics."""
-        from jinja2 import StrictUndefined, TemplateError, meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2 import StrictUndefined, TemplateError, meta, sandbox
 
-        environment, reason = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True), ""
+        environment, reason = sandbox.ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True), ""
         try:
             if meta.find_undeclared_variables(environment.parse(self.prompt)) == {"response", "rubrics"}:
                 return environment.from_string(self.prompt)
@@ -109,7 +105,7 @@ def rubrics_of(gold: str) -> list[str]:
     return rubrics
 
 
-class JudgePool(GradesInThreads):
+class JudgePool(verdicts.GradesInThreads):
     """Grades texts by a judge, `num_workers` at a time. Call `submit`; `finished` then yields the grades that are ready.
 
     A judge that does not reply, or replies without a decision on every rubric, gives the verdict `timeout` or `error`.
@@ -122,7 +118,7 @@ class JudgePool(GradesInThreads):
 
     def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError for a gold answer without rubrics."""
-        self.decide(tag, self._graded, after_thinking(text), rubrics_of(gold))
+        self.decide(tag, self._graded, extraction.after_thinking(text), rubrics_of(gold))
 
     def close(self) -> None:
         """Drops the requests that wait or are under way."""
@@ -131,8 +127,9 @@ class JudgePool(GradesInThreads):
 
     def _graded(self, answer: str | None, rubrics: list[str]) -> Grade:
         if answer is None or not answer.strip():
-            return Grade(NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")
-        grade, seconds = timed(self.asked, self._template.render(response=answer.strip(), rubrics=rubrics), len(rubrics))
+            return Grade(verdicts.NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")
+        prompt = self._template.render(response=answer.strip(), rubrics=rubrics)
+        grade, seconds = verdicts.timed(self.asked, prompt, len(rubrics))
         return grade._replace(grade_seconds=seconds)
 
     def asked(self, question: str, num_rubrics: int = 0) -> Grade:
@@ -140,7 +137,7 @@ class JudgePool(GradesInThreads):
 
         Raises UserError where no request can succeed. The key is read for each request and stored nowhere.
         """
-        grader, grade = self._grader, Grade(ERROR, None, "endpoint", "not asked")
+        grader, grade = self._grader, Grade(verdicts.ERROR, None, "endpoint", "not asked")
         body: dict[str, Any] = {"model": grader.model, "messages": [{"role": "user", "content": question}]}
         body |= {} if grader.temperature is None else {"temperature": grader.temperature}
         for attempt in range(grader.retries + 1):
@@ -152,24 +149,24 @@ class JudgePool(GradesInThreads):
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
                                    headers=headers, max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
                 reply = found["choices"][0]["message"]["content"]
-                return _decided(reply, num_rubrics) if num_rubrics else Grade(CORRECT, None, "reply")
+                return _decided(reply, num_rubrics) if num_rubrics else Grade(verdicts.CORRECT, None, "reply")
             except NoReplyError as error:
                 if error.status in _REFUSED:
                     raise UserError(f"grader.url: {grader.url} refuses the request with status {error.status}; allowed: an "
                                     "OpenAI-compatible endpoint with this grader.model and the key of grader.api_key_env"
                                     ) from error
-                grade = Grade(TIMEOUT if error.timed_out else ERROR, None, "endpoint", str(error))
+                grade = Grade(verdicts.TIMEOUT if error.timed_out else verdicts.ERROR, None, "endpoint", str(error))
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                grade = Grade(ERROR, None, "reply", type(error).__name__)
+                grade = Grade(verdicts.ERROR, None, "reply", type(error).__name__)
         return grade
 
 
 def _decided(reply: str, num_rubrics: int) -> Grade:
     """The grade by the list `satisfied` of the JSON object in a reply. Raises ValueError without a decision on each rubric."""
-    answer = after_thinking(reply) or ""
+    answer = extraction.after_thinking(reply) or ""
     decisions = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
     if not isinstance(decisions, list) or [*map(type, decisions)] != [bool] * num_rubrics:
         raise ValueError(f"not {num_rubrics} decisions")
     failed = [str(rubric) for rubric, decision in enumerate(decisions, start=1) if not decision]
     reason = f"not satisfied: {', '.join(failed)} of {num_rubrics}" if failed else ""
-    return Grade(WRONG if failed else CORRECT, None, "rubrics", reason)
+    return Grade(verdicts.WRONG if failed else verdicts.CORRECT, None, "rubrics", reason)

@@ -9,8 +9,7 @@ from typing import Any
 from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.potential import Evaluator, Factor
-from dflash_mcmc.process.functions import fingerprint, function_at, place_of
-from dflash_mcmc.process.worker import NotStarted, WorkerProcess, limit_memory
+from dflash_mcmc.process import functions, worker
 from dflash_mcmc.types import Problem
 
 
@@ -29,15 +28,15 @@ class PythonPotential(Factor):
     def check(self, config: Settings) -> None:
         """Raises ConfigError if the file does not define the function, in addition to the checks of every potential."""
         super().check(config)
-        function_at("potential.path", self.path)
+        functions.function_at("potential.path", self.path)
 
     def fingerprint(self) -> str:
         """A hash of the file and of the function's name."""
-        return fingerprint("potential.path", self.path)
+        return functions.fingerprint("potential.path", self.path)
 
     def start(self, config: Settings) -> Evaluator:
-        worker = _RatingProcess(*place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)
-        return Evaluator(worker.rate, self.on_failure, close=worker.end)
+        process = _RatingProcess(*functions.place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)
+        return Evaluator(process.rate, self.on_failure, close=process.end)
 
 
 class _RatingProcess:
@@ -45,17 +44,17 @@ class _RatingProcess:
 
     def __init__(self, file: Path, function: str, seconds: float, memory_gib: float):
         self._start, self._seconds, self._lock = (_begin, str(file), function, memory_gib), seconds, threading.Lock()
-        self._worker: WorkerProcess | None = None
+        self._worker: worker.WorkerProcess | None = None
 
     def rate(self, problem: Problem, text: str) -> float:
         """What the function returns. Raises an Exception where it fails."""
         asked = {name: problem._asdict()[name] for name in ("id", "question", "answer", "level", "subject")}
         with self._lock:
             if self._worker is None or not self._worker.process.is_alive():
-                self._worker = WorkerProcess(*self._start)
+                self._worker = worker.WorkerProcess(*self._start)
             try:
                 return self._worker.call(self._seconds, _rate, asked, text)
-            except NotStarted as error:
+            except worker.NotStarted as error:
                 raise UserError(f"potential.path: {self._start[1]} does not start") from error
 
     def end(self) -> None:
@@ -71,7 +70,7 @@ _function: Any = None
 def _begin(file: str, function: str, memory_gib: float) -> None:
     global _function
     _function = runpy.run_path(file)[function]
-    limit_memory(memory_gib)
+    worker.limit_memory(memory_gib)
 
 
 def _rate(problem: dict[str, Any], text: str) -> float:

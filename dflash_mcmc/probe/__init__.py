@@ -23,7 +23,7 @@ from dflash_mcmc.components import Component, Settings, identity, name_of
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing.answers import Answer, answers, check_source
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.estimates import Clusters, IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, Observations, ProblemProbe, Summary, Table, Unit, Work, check_block, measured
-from dflash_mcmc.statistics.intervals import IntervalEstimate, divided
+from dflash_mcmc.statistics.estimates import IntervalEstimate, divided
 from dflash_mcmc.types import Problem, Trajectory, UnitCost
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import SKIPPED, AnswerProbe, Each, Observations, Summary, Table, Unit, Work, measured
 from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.estimates import IntervalEstimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,8 +28,7 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.statistics import paired
-from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.statistics.estimates import Clusters, wilson
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

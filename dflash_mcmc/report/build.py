@@ -18,13 +18,11 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
 from dflash_mcmc.errors import UserError, printable, tell
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, csv_of, framed, number, paragraphs, text_of
+from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, csv_of, number, paragraphs, table_of, text_of
 from dflash_mcmc.report.reading import RUN_COLUMN, Found, Run, beside, labelled, read, run_folders, source_of
 from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
-from dflash_mcmc.report.table import table_of
-from dflash_mcmc.statistics.intervals import cautions
-from dflash_mcmc.statistics.outcomes import accuracy
+from dflash_mcmc.statistics.estimates import accuracy, cautions
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.records import identity_if_readable, object_if_readable
 
@@ -339,7 +337,7 @@ def write(folder: Path, title: str, parts: list[ReportPart], formats: Collection
             part.mkdir(parents=True, exist_ok=True)
         for table in (table for section in sections for table in section.tables):
             latex = {".tex": text_of(table, form="latex_booktabs")} if "latex" in formats else {}
-            for ending, text in {".csv": csv_of(framed(table.rows if table.data is None else table.data)), **latex}.items():
+            for ending, text in {".csv": csv_of(table.rows if table.data is None else table.data), **latex}.items():
                 written.add(path := tables / f"{table.name}{ending}")
                 write_atomically(path, _encoded(text))
         drawings = [drawing for section in sections for drawing in section.drawings]

@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.errors import UserError, did_you_mean, reason_of
-from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import P_VALUES, Drawing, ReportPart, ReportTable, Section, adjusted, differences
-from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, aligned
+from dflash_mcmc.report import figure, parts, reading
+from dflash_mcmc.statistics.estimates import IntervalEstimate, PairedOutcomes, accuracy_of, aligned, by_problem, score
 from dflash_mcmc.statistics.paired import VarianceParts, compare
 
 PROBLEM = ("problem", "id", "problem_id", "question_id", "task_id", "sample_id", "doc_id")
@@ -120,9 +118,6 @@ def read(path: Path, score: str | None = None) -> Log:
 
 
 def _run(folder: Path) -> Log:
-    from dflash_mcmc.report import reading
-    from dflash_mcmc.statistics.outcomes import by_problem, score
-
     runs = reading.read(reading.run_folders([folder]))[0]
     if len(runs) > 1:
         raise UserError(f"{folder}: has {len(runs)} runs; allowed: the folder of one run, such as {runs[0].folder}")
@@ -181,7 +176,7 @@ _METHOD = ("Each log is compared with the first on the problems that both have; 
 class Comparison(NamedTuple):
     """Compared logs."""
 
-    table: ReportTable
+    table: parts.ReportTable
     """A row for each log with the columns of `COLUMNS`; that of the baseline has no difference."""
     notes: list[str]
     """Lines on what was left out."""
@@ -190,9 +185,11 @@ class Comparison(NamedTuple):
         """Writes the page, its table and its figure as a report does, and returns the page. Raises UserError."""
         from dflash_mcmc.report.build import write
 
-        drawing = Drawing("fig_differences", f"Differences to {self.table.rows[0]['run']} with 95 % intervals.", self._figure)
-        section = Section("comparison", "Compared with the first log", [_METHOD], [self.table], [drawing])
-        write(folder, "Paired comparison", [ReportPart("", f"{len(self.table.rows)} logs.", self.notes, [section])], ["pdf"])
+        title = f"Differences to {self.table.rows[0]['run']} with 95 % intervals."
+        drawing = parts.Drawing("fig_differences", title, self._figure)
+        section = parts.Section("comparison", "Compared with the first log", [_METHOD], [self.table], [drawing])
+        part = parts.ReportPart("", f"{len(self.table.rows)} logs.", self.notes, [section])
+        write(folder, "Paired comparison", [part], ["pdf"])
         return folder / "report.html"
 
     def _figure(self) -> "figure.Figure":
@@ -227,13 +224,13 @@ def compared(logs: Sequence[Log]) -> Comparison:
         if left_out:
             notes.append(f"{log.name}: {left_out} problems are left out, because only one of it and {base.name} has them")
         pair, sides = compare(one, other), np.sign(np.round(one.correct - other.correct, 12))
-        row |= {"baseline": base.name, "common": len(one.problems), **differences(pair), "won": int((sides > 0).sum()),
+        row |= {"baseline": base.name, "common": len(one.problems), **parts.differences(pair), "won": int((sides > 0).sum()),
                 "lost": int((sides < 0).sum()), "test": pair.test}
         if pair.difference.known and np.ptp(one.correct - other.correct) > 0.0:
             chains = int(max(one.chains.min(), other.chains.min()))
             row["problems_needed"] = VarianceParts.of(one, other).problems_needed(abs(pair.difference.known), chains)
-    adjusted(rows)
-    return Comparison(ReportTable("comparison", "Paired comparison", {
+    parts.adjusted(rows)
+    return Comparison(parts.ReportTable("comparison", "Paired comparison", {
         "run": "run", "problems": ("problems", "count"), "samples": ("samples", "count"), "accuracy": ("accuracy", "share"),
-        "difference (points)": ("difference", "points"), "won": ("won", "count"), "lost": ("lost", "count"), **P_VALUES,
+        "difference (points)": ("difference", "points"), "won": ("won", "count"), "lost": ("lost", "count"), **parts.P_VALUES,
         "verdict": "verdict", "problems needed": ("problems_needed", "count")}, rows), notes)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.errors import writing
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.estimates import IntervalEstimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.typing import RcKeyType
 
 RIGHT, WRONG, OTHER, INK = "#0072B2", "#D55E00", "#9A9A9A", "#333333"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish, and two greys."""
@@ -28,7 +27,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LOOKS = [*zip(PALETTE, MARKERS, strict=True), ("#8C564B", "<"), ("#6F7F1F", ">"), ("#7A5195", "h")]
 """Colour and marker of at most ten lines of a figure."""
 
-_STYLE: "dict[RcKeyType, Any]" = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,

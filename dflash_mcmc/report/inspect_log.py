@@ -6,19 +6,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from inspect_ai import log
+from inspect_ai import log, scorer
 from inspect_ai import model as models
-from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
 
 from dflash_mcmc.config.identity import name_of_path
 from dflash_mcmc.grading import verdicts
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.statistics.outcomes import accuracy, outcomes
-from dflash_mcmc.store import records
-from dflash_mcmc.store.files import make_folder
-from dflash_mcmc.store.records import ProblemText, Record, read_problems
+from dflash_mcmc.statistics.estimates import accuracy, outcomes
+from dflash_mcmc.store import files, records
 
-_VALUES = {verdicts.CORRECT: CORRECT, verdicts.WRONG: INCORRECT}
+_VALUES = {verdicts.CORRECT: scorer.CORRECT, verdicts.WRONG: scorer.INCORRECT}
 """The value of a score; NOANSWER for all other verdicts, which inspect_ai counts like wrong answers, as reports do."""
 _ELSEWHERE = ("problem", "chain", "text", "gold", "answer", "tokens", "trace", "walk")
 """Fields of a record that are not in a sample's metadata: they have a place of their own, or are large."""
@@ -30,7 +27,7 @@ def write(run: Run, folder: Path, form: str) -> Path:
     Args:
         form: "eval" or "json".
     """
-    make_folder(folder, "the log's folder")
+    files.make_folder(folder, "the log's folder")
     path = folder / f"{run.experiment}-{run.digest}.{form}"
     partial = folder / f".{path.stem}.{os.getpid()}.part"
     try:
@@ -43,7 +40,7 @@ def write(run: Run, folder: Path, form: str) -> Path:
 
 def log_of(run: Run) -> log.EvalLog:
     """The log of a run: a sample for each record, whose epoch is the number of the chain from 1 on. Raises UserError."""
-    problems, config, dataset = read_problems(run.folder), run.config, dict(run.config.get("dataset") or {})
+    problems, config, dataset = records.read_problems(run.folder), run.config, dict(run.config.get("dataset") or {})
     of_model = dict(config.get("model") or {})
     model = f"dflash/{name_of_path(of_model['path']) if of_model.get('path') else of_model.get('name', 'model')}"
     grader, started = str(run.identity.get("grader", "grader")), run.sessions[0]["started"]
@@ -72,10 +69,10 @@ def log_of(run: Run) -> log.EvalLog:
                    stats=log.EvalStats(started_at=started, completed_at="", model_usage=usage), samples=samples)
 
 
-def _sample(record: Record, problem: ProblemText | None, model: str, grader: str) -> log.EvalSample:
+def _sample(record: records.Record, problem: records.ProblemText | None, model: str, grader: str) -> log.EvalSample:
     asked = problem["question"] if problem else f"(the question of {record['problem']} is not in a run of this version)"
     why = " ".join(filter(None, [record["verdict"], record.get("rule", ""), record["reason"]]))
-    score = Score(value=_VALUES.get(record["verdict"], NOANSWER), answer=record["answer"], explanation=why)
+    score = scorer.Score(value=_VALUES.get(record["verdict"], scorer.NOANSWER), answer=record["answer"], explanation=why)
     messages: list[models.ChatMessage] = [models.ChatMessageUser(content=asked)]
     output = models.ModelOutput(model=model)
     if record["verdict"] not in verdicts.UNDRAWN:

@@ -3,13 +3,12 @@
 Published numbers and their sources are data files of the package: accuracies, and rows beside those of probes.
 """
 
-import dataclasses
 import glob
 import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,8 +19,7 @@ from dflash_mcmc.components import default_of, registered, restored, spec_of
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.statistics.estimates import IntervalEstimate, wilson
 from dflash_mcmc.store import records as stored
 from dflash_mcmc.store.records import RUN, ProblemText, Record, read_problems, read_records
 
@@ -233,13 +231,13 @@ class Run:
 
         A sampler is unknown if it is older than this code's, or not installed here.
         """
-        leaf, fields = registered("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
-        fields.pop("name", None)
+        leaf, values = registered("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
+        values.pop("name", None)
         if leaf is None or "potential" in self.identity:
             return None
-        known = dataclasses.fields(leaf.cls)  # a field that is newer than the run has its default there
-        fields = {each.name: default_of(each) for each in known if spec_of(each).later} | fields
-        return restored(leaf.cls, fields).power() if fields.keys() == {each.name for each in known} else None
+        known = fields(leaf.cls)  # a field that is newer than the run has its default there
+        values = {each.name: default_of(each) for each in known if spec_of(each).later} | values
+        return restored(leaf.cls, values).power() if values.keys() == {each.name for each in known} else None
 
     def component(self, group: str) -> str:
         """Name of the component in the group; `none` if there is none."""
@@ -326,5 +324,5 @@ def labelled(runs: Sequence[Run]) -> list[Run]:
     named = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..." for name in names]
     labels = labels_of(named, [run.identity for run in runs], [run.config for run in runs])
     again = [labels[:index].count(label) for index, label in enumerate(labels)]
-    return [dataclasses.replace(run, label=f"{label} ({count + 1})" if count else label)
+    return [replace(run, label=f"{label} ({count + 1})" if count else label)
             for run, label, count in zip(runs, labels, again, strict=True)]

@@ -13,9 +13,7 @@ from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.ops import CUTS, SamplingParams
 from dflash_mcmc.report.parts import listed
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.statistics.chains import affordable, aggregated
-from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome, PairedOutcomes, accuracy_of, outcomes
+from dflash_mcmc.statistics import chains, estimates
 from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, VoteRule, has_examples
 from dflash_mcmc.store.records import Record
 
@@ -30,18 +28,18 @@ class Entry:
     by: str
     """`sample`; or how chains are combined: `majority`, the name of a weighted vote's rule, `log_p` (highest log p)."""
     shown: str
-    records: Sequence[Record] | Sequence[Combined]
+    records: Sequence[Record] | Sequence[estimates.Combined]
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
 
     @cached_property
-    def outcomes(self) -> PairedOutcomes:
+    def outcomes(self) -> estimates.PairedOutcomes:
         """The outcomes of the records."""
-        return outcomes(self.records)
+        return estimates.outcomes(self.records)
 
     @cached_property
-    def accuracy(self) -> IntervalEstimate:
+    def accuracy(self) -> estimates.IntervalEstimate:
         """The share of correct records."""
-        return accuracy_of(self.outcomes)
+        return estimates.accuracy_of(self.outcomes)
 
     @property
     def voted(self) -> bool:
@@ -172,24 +170,24 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
     records, size = run.full, run.num_chains
-    ways: list[tuple[str, str, Sequence[Combined]]] = []
+    ways: list[tuple[str, str, Sequence[estimates.Combined]]] = []
     if not records:  # no problem has all chains
         return [Entry(run, "sample", run.shown, run.records)]
     if votes(run):
         independent = run.component("sampler") == "temperature"  # they vote at the cost of a sample of other runs, too
         sizes = sorted({k for other in runs if independent and other.component("sampler") not in ("temperature", "greedy")
-                        if 1 < (k := affordable(records, cost_of(other.records, "token_forwards"))) < size})
-        ways += [("majority", f"majority of {k}", aggregated(records, chains=k)) for k in (*sizes, size)]
-    ways += [(rule.name, f"{rule.shown} of {size}", aggregated(records, rule)) for rule in rules_asked_for(run)]
+                        if 1 < (k := chains.affordable(records, cost_of(other.records, "token_forwards"))) < size})
+        ways += [("majority", f"majority of {k}", chains.aggregated(records, chains=k)) for k in (*sizes, size)]
+    ways += [(rule.name, f"{rule.shown} of {size}", chains.aggregated(records, rule)) for rule in rules_asked_for(run)]
     if size > 1:
         if has_examples(records):
-            ways += [(rule, f"{IN_WORDS[rule]} of {size}", aggregated(records, rule)) for rule in PROGRAM_RULES]
-        ways.append(("log_p", f"best by log p of {size}", aggregated(records, "log_p")))
+            ways += [(rule, f"{IN_WORDS[rule]} of {size}", chains.aggregated(records, rule)) for rule in PROGRAM_RULES]
+        ways.append(("log_p", f"best by log p of {size}", chains.aggregated(records, "log_p")))
     return [Entry(run, "sample", run.shown, run.records),
             *(Entry(run, by, f"{run.shown}, {words}", combined) for by, words, combined in ways)]
 
 
-def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
+def cost_of(records: Sequence[estimates.Outcome], cost: estimates.CostField) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
 

@@ -82,7 +82,7 @@ class Samples(Tasks[Record]):
 
     @staticmethod
     def table(folders: Sequence[Path]) -> str:
-        from dflash_mcmc.report.table import overall
+        from dflash_mcmc.report.parts import overall
 
         return overall(folders)
 

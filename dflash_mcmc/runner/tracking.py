@@ -21,7 +21,7 @@ from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.statistics import summaries
-from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.statistics.estimates import wilson
 from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore

@@ -63,7 +63,7 @@ class Units(Tasks[dict]):
 
     @staticmethod
     def table(folders: Sequence[Path]) -> str:
-        from dflash_mcmc.report.table import of_probes
+        from dflash_mcmc.report.parts import of_probes
 
         return of_probes(folders)
 
@@ -130,11 +130,10 @@ class UnitResults(Results):
 
     def write(self, folder: Path) -> list[Path]:
         """Writes a CSV file for each table, and each figure as PNG and SVG."""
-        from dflash_mcmc.report import figure
-        from dflash_mcmc.report.parts import csv_of, framed
+        from dflash_mcmc.report import figure, parts
 
         for name, rows in {**self.of_probe.tables, **self.of_probe.data}.items():
-            write_atomically(folder / f"{name}.csv", csv_of(framed(rows)))
+            write_atomically(folder / f"{name}.csv", parts.csv_of(rows))
         if not self.records:
             return []
         with figure.style():

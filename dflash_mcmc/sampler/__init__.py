@@ -5,10 +5,9 @@ What several samplers have is declared here once: `AtTemperature` or `ProposesAt
 checks. A sampler inherits the groups that it has, and declares again only what differs. `Redraws` has a chain and its steps.
 """
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -156,7 +155,7 @@ class Staged(Sampler):
         if most < self.num_blocks != self.__dataclass_fields__["num_blocks"].default:  # the default is what nobody gave
             stages = f"{most} stage{'s' * (most != 1)}"
             note(f"sampler.num_blocks={self.num_blocks} makes {stages}, one for each of max_new_tokens={most}")
-        return dataclasses.replace(self, num_blocks=min(self.num_blocks, most))
+        return replace(self, num_blocks=min(self.num_blocks, most))
 
 
 @dataclass(kw_only=True)
@@ -185,7 +184,7 @@ class RejectsEarly(Staged):
         kind = self.early_reject
         if kind == "auto":
             kind = "off" if self.why_not_early(config.blend.is_null) else "exact"
-        return dataclasses.replace(super().resolved(config), early_reject=kind)
+        return replace(super().resolved(config), early_reject=kind)
 
     def rejects_early(self) -> bool:
         """See `Sampler`. Without a configuration there may be a blend, and auto stands for what holds under it."""

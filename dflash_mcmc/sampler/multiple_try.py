@@ -14,7 +14,6 @@ import numpy as np
 
 from dflash_mcmc import kernel
 from dflash_mcmc.components import identity, register
-from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.rng import Contest, Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
@@ -43,8 +42,8 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         "weight")
     num_tries: int = identity(4, "suffixes that a step draws", ge=1, le=65_536)
 
-    def move(self) -> Move:
-        return Move(self.alpha, UniformCuts())
+    def move(self) -> kernel.Move:
+        return kernel.Move(self.alpha, kernel.UniformCuts())
 
     def width(self) -> int:
         """All tries of a step are drawn at once."""
@@ -55,7 +54,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
-        none, one = (mh_cost(length, horizon, self.num_blocks, steps) for steps in (0, self.num_steps))
+        none, one = (kernel.mh_cost(length, horizon, self.num_blocks, steps) for steps in (0, self.num_steps))
         return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -63,7 +62,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         lost = [step.lost / self.num_tries for step in steps]
         return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[kernel.MetropolisStep]:
         cut = self.move().cuts.draw(path, key.fold_in("cut"))
         contest = key.fold_in("choose").contest(self.num_tries + 1) if self.form == "isir" else None
         drawn: Sequence[Trajectory] = yield Together(tuple(
@@ -76,7 +75,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
             reference = log_weights.copy()
             reference[picked] = self.log_weight(path, cut)
             log_ratio = float(np.logaddexp.reduce(log_weights) - np.logaddexp.reduce(reference))
-            return decide(path, drawn[picked], cut, log_ratio, key.fold_in("accept").log_uniform())
+            return kernel.decide(path, drawn[picked], cut, log_ratio, key.fold_in("accept").log_uniform())
         # Only an upper bound on the weight of an abandoned try is known. Such a try cannot win.
         bounds = np.array([self.log_weight(each, cut) for each in (path, *drawn)])
         complete = np.array([each.complete(horizon) for each in (path, *drawn)])
@@ -85,7 +84,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         return step._replace(lost=int((~complete).sum()))
 
     def _taken(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, taken: int, log_ratios: np.ndarray,
-               any_complete: bool) -> MetropolisStep:
+               any_complete: bool) -> kernel.MetropolisStep:
         """The step of i-SIR that takes number `taken` of the state and the tries.
 
         Args:
@@ -93,11 +92,11 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         """
         if not taken:
             best = int(np.argmax(log_ratios[1:]))
-            return MetropolisStep(path, cut, drawn[best].length, float(log_ratios[1 + best]),
-                                  "reject" if any_complete else "abandon")
+            return kernel.MetropolisStep(path, cut, drawn[best].length, float(log_ratios[1 + best]),
+                                         "reject" if any_complete else "abandon")
         chosen = drawn[taken - 1]
         decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
-        return MetropolisStep(chosen, cut, chosen.length, float(log_ratios[taken]), decision)
+        return kernel.MetropolisStep(chosen, cut, chosen.length, float(log_ratios[taken]), decision)
 
     def log_weight(self, path: Trajectory, cut: int) -> float:
         """log w of a state whose suffix starts at `cut`, in float64; an upper bound for an abandoned try."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from dflash_mcmc import kernel
 from dflash_mcmc.components import Need, Settings, identity, register
-from dflash_mcmc.kernel import EntropyCuts, Move, PublishedMove, UniformCuts
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
@@ -82,10 +81,11 @@ class PowerMH(Redraws, Truncated, ProposesAt):
     def power(self) -> float | None:
         return self.alpha if self.rule == "exact" and not self.law().truncates else None
 
-    def move(self) -> Move:
+    def move(self) -> kernel.Move:
         if self.rule == "published":
-            return PublishedMove(self.alpha)
-        return Move(self.alpha, EntropyCuts(self.entropy_power) if self.cut == "entropy" else UniformCuts())
+            return kernel.PublishedMove(self.alpha)
+        cuts = kernel.EntropyCuts(self.entropy_power) if self.cut == "entropy" else kernel.UniformCuts()
+        return kernel.Move(self.alpha, cuts)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end.

@@ -15,7 +15,6 @@ from dflash_mcmc import kernel
 from dflash_mcmc.components import Need, Settings, identity, register
 from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel import MetropolisStep, decide, result, trace_entry
 from dflash_mcmc.ops import UNENDED, Chain, Draw, Steps, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
@@ -125,7 +124,7 @@ class PowerSMC(Truncated, AtTemperature):
         """One run, and the steps of the wrapper; `horizon` is the full length in tokens."""
         cloud = yield from self.cloud(Trajectory.start(prompt), horizon, key.fold_in("run", 0))
         path, log_z = cloud.chosen(key.fold_in("choose", 0)), cloud.log_z
-        steps, trace, clouds = list[MetropolisStep](), list[dict](), [cloud]
+        steps, trace, clouds = list[kernel.MetropolisStep](), list[dict](), [cloud]
         for step_number in range(1, self.num_steps + 1 if self.wrapper != "none" else 1):
             length, step_key = path.length, key.fold_in("step", step_number)
             if self.wrapper == "pimh":
@@ -135,19 +134,20 @@ class PowerSMC(Truncated, AtTemperature):
                 step = yield from self.step(path, horizon, step_key)
             path = step.trajectory
             steps.append(step)
-            trace.append(trace_entry(step, 1, step_number, length))
+            trace.append(kernel.trace_entry(step, 1, step_number, length))
             clouds.append(cloud)
-        outcome = result(path, steps, trace)
+        outcome = kernel.result(path, steps, trace)
         return outcome._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
 
-    def independent_step(self, path: Trajectory, log_z: float, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, Cloud]]:
+    def independent_step(self, path: Trajectory, log_z: float, horizon: int,
+                         key: Key) -> Steps[tuple[kernel.MetropolisStep, Cloud]]:
         """A step of particle-independent Metropolis-Hastings from the state (path, log_z), and the new run's cloud."""
         log_uniform = key.fold_in("accept").log_uniform()
         cloud = yield from self.cloud(Trajectory.start(path.prompt), horizon, key.fold_in("run"))
         proposal = cloud.chosen(key.fold_in("choose"))
-        return decide(path, proposal, 0, cloud.log_z - log_z, log_uniform), cloud
+        return kernel.decide(path, proposal, 0, cloud.log_z - log_z, log_uniform), cloud
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[kernel.MetropolisStep]:
         """A step of conditional SMC from a complete state of horizon `horizon`."""
         cut = key.fold_in("cut").integer(path.length)
         cloud = yield from self.cloud(path.prefix(cut), horizon, key.fold_in("run"), path)
@@ -156,7 +156,7 @@ class PowerSMC(Truncated, AtTemperature):
         number = cloud.number(key.fold_in("choose"))
         chosen = cloud.paths[number]
         decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
-        return MetropolisStep(chosen, cut, chosen.length, 0.0, decision if number else "reject")
+        return kernel.MetropolisStep(chosen, cut, chosen.length, 0.0, decision if number else "reject")
 
     def cloud(self, start: Trajectory, horizon: int, key: Key, forced: Trajectory | None = None) -> Steps[Cloud]:
         """Runs the particles from `start` to the end.

@@ -8,7 +8,7 @@ The key that clients need is the environment variable DFLASH_MCMC_API_KEY. `docs
 
 import sys
 
-from dflash_mcmc.config.help import is_asked_for
+from dflash_mcmc.config import help
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.process import program
 from dflash_mcmc.serve import options as options_of
@@ -17,9 +17,7 @@ from dflash_mcmc.serve import options as options_of
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    if is_asked_for(arguments):
-        from dflash_mcmc.config import help
-
+    if help.is_asked_for(arguments):
         described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc --help GROUP"
         print(help.usage_of(described, {"Fields": options_of.ServePlan}))
         return

@@ -1,11 +1,10 @@
 """The options of the server: its limits (`serve.*`), and the parts of a run that it uses."""
 
 import copy
-import dataclasses
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from dflash_mcmc.components import name_of, runtime, walk
@@ -39,16 +38,16 @@ class ServeOptions:
 class ServePlan:
     """The root of `conf/serve.yaml`."""
 
-    serve: ServeOptions = dataclasses.field(default_factory=ServeOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
 
 
 def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
     """The server's options and the configuration of its model, which is checked. Raises UserError."""
-    fields = [f"serve.{each.name}" for each in dataclasses.fields(ServeOptions)]
+    limits = [f"serve.{each.name}" for each in fields(ServeOptions)]
     for text in overrides:
         name = text.lstrip("+~-").partition("=")[0]
         if not (name.startswith("serve.") or name.split(".")[0] in _GROUPS or name in _OTHERS):
-            raise UserError(f"{name}: has no effect on a server{did_you_mean(name, [*_OTHERS, *_GROUPS, *fields])}; allowed: "
+            raise UserError(f"{name}: has no effect on a server{did_you_mean(name, [*_OTHERS, *_GROUPS, *limits])}; allowed: "
                             f"serve.*, {', '.join(_OTHERS)}, and the groups {', '.join(_GROUPS)} with their fields")
     own = [text for text in overrides if text.startswith("serve.")]
     plan, _ = command.compose_once("serve", own, ServePlan)

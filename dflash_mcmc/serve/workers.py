@@ -6,7 +6,6 @@ engine is started again.
 """
 
 import copy
-import sys
 import threading
 import traceback
 from collections import deque
@@ -143,7 +142,7 @@ class Workers:
         try:
             self._release()
         except Exception:  # what has failed may fail to close, and the thread goes on with a new engine
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
 
     def _engine_for(self, stop: tuple[str, ...]) -> ChainRunner:
         if self._engine is None or not self._has_room(stop):
@@ -205,7 +204,7 @@ def _reason(error: Exception, what: str) -> str:
     """What a client is told of an error. The log has the other errors."""
     if isinstance(error, UserError):
         return str(error)
-    traceback.print_exception(error, file=sys.stderr)
+    traceback.print_exception(error)
     return f"the {what} failed; the log says why"
 
 

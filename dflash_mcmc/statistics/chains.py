@@ -23,7 +23,7 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics import outcomes, votes
+from dflash_mcmc.statistics import estimates, votes
 from dflash_mcmc.store.records import Record
 
 LEAST_STEPS, LEAST_CHAINS = 4, 2
@@ -120,11 +120,16 @@ def rhat(steps: Window) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _rhat(log_p: np.ndarray) -> float:
-    from arviz_stats.base import array_stats
+@cache
+def _estimators() -> Any:
+    from arviz_stats.base import array_stats  # late: the import takes seconds
 
+    return array_stats
+
+
+def _rhat(log_p: np.ndarray) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):  # warnings for constant half chains
-        value = float(array_stats.rhat(log_p, chain_axis=0, draw_axis=1, method="rank"))
+        value = float(_estimators().rhat(log_p, chain_axis=0, draw_axis=1, method="rank"))
     return math.inf if value > _ROUNDING else value
 
 
@@ -136,14 +141,12 @@ def ess(steps: Window) -> float | None:
     window. Without the limit, many chains with a single move among them would have an ESS of all their draws, because log p
     hardly varies. A run would then look better the less its chains move.
     """
-    from arviz_stats.base import array_stats
-
     if steps.log_p.shape[1] < LEAST_STEPS_OF_ESS:
         return None
     moves = steps.moved[:, 1:].sum(axis=1)
     states = float((moves + 1)[moves > 0].sum())
     with np.errstate(divide="ignore", invalid="ignore"):
-        return min(float(array_stats.ess(steps.log_p, chain_axis=0, draw_axis=1, method="bulk")), states)
+        return min(float(_estimators().ess(steps.log_p, chain_axis=0, draw_axis=1, method="bulk")), states)
 
 
 def autocorrelation(log_p: np.ndarray) -> np.ndarray:
@@ -151,9 +154,7 @@ def autocorrelation(log_p: np.ndarray) -> np.ndarray:
 
     The divisor is the sum of squares around the chain's own mean. For short chains the result is too small by about 1 / steps.
     """
-    from arviz_stats.base import array_stats
-
-    return np.asarray(array_stats.autocorr(log_p), float)
+    return np.asarray(_estimators().autocorr(log_p), float)
 
 
 def independent_autocorrelation(steps: int, lag: int) -> float:
@@ -172,7 +173,7 @@ def independent_rhats(chains: int, steps: int) -> np.ndarray:
     return np.array([_rhat(draws) for draws in key.uniforms(0, _DRAWS * chains * steps).reshape(_DRAWS, chains, steps)])
 
 
-_SUMMED: tuple[outcomes.Summed, ...] = get_args(outcomes.Summed)
+_SUMMED: tuple[estimates.Summed, ...] = get_args(estimates.Summed)
 
 
 def pass_at_k(correct: int, chains: int, k: int) -> float:
@@ -196,7 +197,7 @@ def pass_curve(records: Sequence[Record]) -> list[dict]:
     """
     problems, sizes, left_out = _with_enough(records)
     counts = [(sum(record["verdict"] == "correct" for record in chains), len(chains)) for chains in problems]
-    return [{"k": k, **outcomes.mean_share([pass_at_k(*count, k) for count in counts]).columns("pass_at_k"), "n": len(counts),
+    return [{"k": k, **estimates.mean_share([pass_at_k(*count, k) for count in counts]).columns("pass_at_k"), "n": len(counts),
              "left_out": left_out} for k in sizes]
 
 
@@ -207,7 +208,7 @@ def majority(records: Sequence[Record]) -> list[dict]:
     win) and correct (in [0, 1]).
     """
     rows = []
-    for problem, chains in outcomes.by_problem(records).items():
+    for problem, chains in estimates.by_problem(records).items():
         candidates = votes.Votes.of(chains).candidates
         most = max((each.number for each in candidates), default=0)
         winners = [each for each in candidates if each.number == most]
@@ -237,15 +238,15 @@ def vote_curve(records: Sequence[Record], rule: votes.VoteRule | None = None) ->
         return [votes.adaptive(chains, rule, k)[0] for k in sizes]
 
     of_problems = [expected(chains) for chains in problems]
-    return [{"k": k, **outcomes.mean_share([of[column] for of in of_problems]).columns("accuracy"), "n": len(problems),
+    return [{"k": k, **estimates.mean_share([of[column] for of in of_problems]).columns("accuracy"), "n": len(problems),
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
 def aggregated(records: Sequence[Record], by: str | votes.VoteRule = "majority",
-               chains: int | None = None) -> list[outcomes.Combined]:
+               chains: int | None = None) -> list[estimates.Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
-    `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
+    `correct` is the share in [0, 1] that statistics use (see `estimates.score`). `verdict` is `correct`, `wrong`, `no_answer`
     (no chain has an answer), `not_drawn` or `too_long` (no chain has a text) or `expected` (a share between 0 and 1). Tokens
     and `share_seconds` are sums over the chains, and `token_forwards` is what the engine evaluated for them together.
     `seconds` is the time of the slowest chain, as if all had started together; chains that are drawn until a vote ends take
@@ -265,7 +266,7 @@ def aggregated(records: Sequence[Record], by: str | votes.VoteRule = "majority",
     """
     if chains is not None and chains < 1:
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, or null")
-    kept = [group for group in outcomes.by_problem(records).values() if chains is None or len(group) >= chains]
+    kept = [group for group in estimates.by_problem(records).values() if chains is None or len(group) >= chains]
     flat = [record for group in kept for record in group]
     if isinstance(by, votes.PowerVote):
         votes.check_log_q(flat, f"aggregate={by.name}")
@@ -275,7 +276,7 @@ def aggregated(records: Sequence[Record], by: str | votes.VoteRule = "majority",
     return [_combined(group, by, chains or len(group)) for group in kept]
 
 
-def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> outcomes.Combined:
+def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> estimates.Combined:
     """The record of a problem for a vote of k of its chains."""
     weighed, one_by_one = dict[str, float](), False
     if isinstance(by, votes.PowerVote):
@@ -303,7 +304,7 @@ def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> outcome
         verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
     else:
         verdict = {0.0: "wrong", 1.0: "correct"}.get(correct, "expected")
-    combined: outcomes.Combined = {
+    combined: estimates.Combined = {
         "problem": first["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
         "verdict": verdict, "correct": correct, "gold": first.get("gold"), "log_p": None, "num_chains": k,
         "law_error": max(record.get("law_error", 0.0) for record in chains), **weighed}  # type: ignore[typeddict-item]
@@ -311,7 +312,7 @@ def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> outcome
         if any(name in record for record in chains):  # some fields are there only where they are not 0
             combined[name] = sum(record.get(name, 0) for record in chains) * share
     if "token_forwards" in combined:  # each chain has its prompt, and chains of different draws share it
-        read = sum(record["token_forwards"] for record in chains) - outcomes.forwards_together(chains)
+        read = sum(record["token_forwards"] for record in chains) - estimates.forwards_together(chains)
         combined["token_forwards"] -= read if k == len(chains) else read * (k - 1) / (len(chains) - 1)
     if "seconds" in first and one_by_one:
         combined["seconds"] = sum(record["seconds"] for record in chains)
@@ -322,7 +323,7 @@ def _combined(chains: list[Record], by: str | votes.VoteRule, k: int) -> outcome
     return combined
 
 
-def affordable(records: Sequence[outcomes.Outcome], budget: float, cost: outcomes.CostField = "token_forwards") -> int:
+def affordable(records: Sequence[estimates.Outcome], budget: float, cost: estimates.CostField = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
 
     Chains of a problem read its prompt once, so that each chain after the first costs its token-forwards without the prompt's.
@@ -332,15 +333,15 @@ def affordable(records: Sequence[outcomes.Outcome], budget: float, cost: outcome
         budget: mean cost per problem of the run to match.
         cost: field of the records that holds the cost.
     """
-    most = max(map(len, outcomes.by_problem(records).values()))
-    shared = sum(map(outcomes.prompt_forwards, records)) if cost == "token_forwards" else 0.0
+    most = max(map(len, estimates.by_problem(records).values()))
+    shared = sum(map(estimates.prompt_forwards, records)) if cost == "token_forwards" else 0.0
     further = sum(record[cost] for record in records) - shared
     return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
 def _with_enough(records: Sequence[Record]) -> tuple[list[list[Record]], list[int], int]:
     """(chains, ks, left out): the problems with the most chains, the numbers of a curve, and the number of other problems."""
-    problems = list(outcomes.by_problem(records).values())
+    problems = list(estimates.by_problem(records).values())
     most = max(map(len, problems), default=0)
     kept = [chains for chains in problems if len(chains) == most]
     return kept, sorted({2**power for power in range(most.bit_length())} | {most} - {0}), len(problems) - len(kept)

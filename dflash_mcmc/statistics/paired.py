@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import CONFIDENCE, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, mean_share
+from dflash_mcmc.statistics.estimates import CONFIDENCE, IntervalEstimate, PairedOutcomes, accuracy_of, mean_share
 
 LEVEL = 0.05
 """A difference with a larger p-value is a tie."""
@@ -60,7 +59,7 @@ class Paired(NamedTuple):
 def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     """Compares two runs. Raises ValueError if they are not on the same problems in the same order, or have no problems."""
     if a.problems != b.problems:
-        raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
+        raise ValueError("the runs are not on the same problems in the same order: see estimates.aligned")
     if not a.problems:
         raise ValueError("the runs have no problem in common, so they cannot be compared")
     single = a.single and b.single
@@ -100,14 +99,12 @@ def sign_flip(differences: ArrayLike) -> float:
     problems differ, p is that of the normal distribution with the flips' variance. Its error is of the order of 1/problems, as
     the flips are symmetric, and below the noise of 9,999 draws.
     """
-    from scipy.special import ndtr
-
     differing = np.asarray(differences, np.float64)
     differing = differing[np.abs(differing) > 1e-12]  # the sign of a zero has no effect
     if len(differing) < 2:
         return 1.0  # both signs of a single difference are equally far from zero
     if len(differing) > _NORMAL:
-        return float(2.0 * ndtr(-abs(differing.sum()) / np.sqrt(differing @ differing)))
+        return math.erfc(abs(differing.sum()) / math.sqrt(2.0 * (differing @ differing)))
     total, drawn = differing.sum(), 2 ** len(differing) > _RESAMPLES
     if drawn:
         rng, pair = np.random.default_rng(0), np.tile([0, 1], (_BATCH, len(differing), 1))
@@ -162,7 +159,7 @@ def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o1
     """
     runs = {"00": o00, "01": o01, "10": o10, "11": o11}
     if len({of.problems for of in runs.values()}) > 1:
-        raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
+        raise ValueError("the runs are not on the same problems in the same order: see estimates.aligned")
     if not o00.problems:
         raise ValueError("the runs have no problem in common, so they cannot be compared")
     chains = int(min(of.chains.min() for of in runs.values()))

@@ -5,8 +5,7 @@ from typing import Literal
 
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
-from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.statistics.outcomes import Outcome, Summed, accuracy, forwards_together, score
+from dflash_mcmc.statistics.estimates import Clusters, Outcome, Summed, accuracy, forwards_together, score
 from dflash_mcmc.statistics.votes import IN_WORDS, PROGRAM_RULES, WEIGHTED, VoteRule
 from dflash_mcmc.store.records import Record
 

@@ -3,14 +3,12 @@
 They read records and need no model. The docstring of `chains.py` defines a vote.
 """
 
-import dataclasses
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -105,8 +103,8 @@ def chances(scores: np.ndarray) -> np.ndarray:
 class Vote:
     """The parameters of all rules: the group of fields `vote`."""
 
-    power: PowerVote = dataclasses.field(default_factory=PowerVote)
-    adaptive: AdaptiveVote = dataclasses.field(default_factory=AdaptiveVote)
+    power: PowerVote = field(default_factory=PowerVote)
+    adaptive: AdaptiveVote = field(default_factory=AdaptiveVote)
 
     @property
     def rules(self) -> "dict[str, VoteRule]":
@@ -302,7 +300,7 @@ def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[in
 def _choices(size: int, k: int) -> np.ndarray:
     """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
     if math.comb(size, k) <= _MOST_WAYS:
-        return np.array(list(itertools.combinations(range(size), k)), np.int64)
+        return np.array(list(combinations(range(size), k)), np.int64)
     key = Key(0).fold_in("votes", size, k)
     return np.argsort(key.uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size), axis=1)[:, :k]
 

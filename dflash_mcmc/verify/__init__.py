@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_mcmc.ops import LawFunction
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.ops import LawFunction, SamplingParams
 
 if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
-    from dflash_mcmc.verify.audit import Audit
+    from dflash_mcmc.verify import audit
 
 
 def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
            hardware: "Hardware | None" = None, level: float = 1e-3, function: LawFunction | None = None,
-           **law: float) -> "Audit":
+           **law: float) -> "audit.Audit":
     """Audits the tokens that an engine drew against the law that it states.
 
     Args:
@@ -44,10 +45,7 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     import dflash_mcmc as dm
     from dflash_mcmc.api.choices import evaluating, model_of
     from dflash_mcmc.api.prompts import array_of
-    from dflash_mcmc.errors import ConfigError
-    from dflash_mcmc.ops import SamplingParams
-    from dflash_mcmc.verify.audit import audit
-    from dflash_mcmc.verify.drawn import DrawnText
+    from dflash_mcmc.verify import audit, drawn
 
     if unknown := [name for name in law if name not in SamplingParams().fields()]:
         raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams().fields())}")
@@ -69,7 +67,7 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
             raise ConfigError(field, given, f"lists of at least one token id, each from 0 to {most}")
         return tokens.astype(np.int64)
 
-    texts = [DrawnText(f"answer {index}", ids_of("prompts", prompt), ids_of("answers", answer))
+    texts = [drawn.DrawnText(f"answer {index}", ids_of("prompts", prompt), ids_of("answers", answer))
              for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
     for text in texts:
         if target.max_positions is not None and len(text.prompt) + len(text.tokens) > target.max_positions:
@@ -77,4 +75,4 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
                               f"{target.max_positions} tokens together, the model's positions")
     with evaluating(target.decoder):
         law_of_token = stated._replace(temperature=0.0) if greedy else stated._replace(function=function)
-        return audit(target, texts, law_of_token, float(level))
+        return audit.audit(target, texts, law_of_token, float(level))

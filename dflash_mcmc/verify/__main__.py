@@ -14,13 +14,12 @@ from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.process import program
+from dflash_mcmc.process import bars, program
 from dflash_mcmc.store.records import identity_if_readable
-from dflash_mcmc.verify.drawn import DrawnText
+from dflash_mcmc.verify import drawn
 
 if TYPE_CHECKING:
-    from dflash_mcmc.report.parts import Section
-    from dflash_mcmc.verify.audit import Audit
+    from dflash_mcmc.verify import audit, behaviour
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -59,8 +58,6 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "cases":
         if len(arguments) != 2:
             raise UserError(f"cases: given {' '.join(arguments[1:]) or 'nothing'!r}; allowed: one folder to write to")
-        from dflash_mcmc.verify import drawn
-
         drawn.write_cases(_stated(["model=tiny", "dataset=arith"]), Path(arguments[1]))
         print(f"written to {arguments[1]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
         return
@@ -90,9 +87,10 @@ def main(arguments: list[str]) -> None:
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
     server = given.target.rstrip("/") if is_server else None
-    found, more = _audited(folder / "drawn.jsonl" if server else path, config, given, server)
+    found, besides = _audited(folder / "drawn.jsonl" if server else path, config, given, server)
     from dflash_mcmc.verify import report
 
+    more = [report.of_findings(besides)] if besides else []
     files = config.model.files()
     stated = f" The law is the function {law.function_name}." if law.function else ""
     report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
@@ -102,11 +100,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> "tuple[Audit, list[Section]]":
+def _audited(path: Path, config: Config, given: Namespace,
+             server: str | None) -> "tuple[audit.Audit, list[behaviour.Finding]]":
     note("reading the model")
-    from dflash_mcmc.process import bars
-    from dflash_mcmc.verify import behaviour, drawn, report
-    from dflash_mcmc.verify.audit import audit
+    from dflash_mcmc.verify import audit, behaviour
 
     numbers = []
     if given.concurrency:
@@ -117,13 +114,13 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
             raise UserError(f"--concurrency: given {given.concurrency}; allowed: rising numbers of requests at once, such as "
                             f"1,8,64, up to {number_of_texts}, the texts (dataset.limit and num_chains)")
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
-    read, more, found = law or SamplingParams(), [], []
+    read, found = law or SamplingParams(), list[behaviour.Finding]()
 
-    def of(source: Path) -> tuple[list[DrawnText], int]:
+    def of(source: Path) -> tuple[list[drawn.DrawnText], int]:
         return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
             list(drawn.of_file(source, model, read)), 0)
 
-    def counted(bar: bars.Bar) -> Iterator[DrawnText]:
+    def counted(bar: bars.Bar) -> Iterator[drawn.DrawnText]:
         for text in texts:
             yield text
             bar.update(tokens=len(text.tokens))
@@ -135,19 +132,17 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
         if numbers:
             audited, of_load = behaviour.under_load(asked, config, model, read, given.level, path, numbers, given.bits,
                                                     found[-1].says.startswith("processed"))
-            return audited._replace(defaults=_defaults(config, read)), [report.of_findings([*of_load, *found])]
+            return audited._replace(defaults=_defaults(config, read)), [*of_load, *found]
         texts, left_out = drawn.draw(asked, config, model, read, path), 0
     else:
         texts, left_out = of(path)
     if given.against is not None:
         others, is_greedy = of(given.against)[0], read.temperature == 0.0
         found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))
-    if found:
-        more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(
+        audited = audit.audit(model, counted(bar), law, given.level, config.blend)._replace(
             left_out=left_out, defaults=_defaults(config, read))
-    return audited, more
+    return audited, found
 
 
 def _defaults(config: Config, law: SamplingParams) -> str:
@@ -189,8 +184,7 @@ def _token_law(config: Config) -> SamplingParams | None:
 def _of_run(folder: Path, overrides: list[str]) -> Config:
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import OmegaConf, errors
 
     config, values = check_command(["tracker=none"]).jobs[0].config, configuration_of(folder)
     try:
@@ -198,7 +192,7 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
             setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
         config.dataset.must_end = values["dataset"].get("must_end", False)
         config.paths.outputs = values["paths"]["outputs"]
-    except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, errors.OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "
                         "it, or a JSON Lines file of texts") from error
     drawn_by = identity_if_readable(folder).get("sampler.content")

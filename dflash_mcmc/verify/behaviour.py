@@ -21,7 +21,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.verify import drawn
 from dflash_mcmc.verify.audit import OFF, Audit, audit, near_of, read_text
-from dflash_mcmc.verify.drawn import DrawnText
 
 _PROMPTS, _NUM_ANSWERS, _GROUPS = 4, 3, 9
 """Problems of which a server is asked everything; answers in one request (`n`); groups of requests."""
@@ -52,7 +51,7 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
             first.append(place)
             cut += not len(different)
         if len(different):
-            both = [read_text(model, DrawnText("", prompt, each[: place + 1]), SamplingParams(), blend).target_log_p[-1]
+            both = [read_text(model, drawn.DrawnText("", prompt, each[: place + 1]), SamplingParams(), blend).target_log_p[-1]
                     for each in (one, other)]
             nats.append(abs(both[0] - both[1]))
     if not first:
@@ -64,15 +63,15 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
                    + f"; {cut} answers are the beginning of the other one" * bool(cut))
 
 
-def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def twice(one: Iterable[drawn.DrawnText], other: Iterable[drawn.DrawnText]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """The texts that two runs, or two files, both have: of one problem and chain, or on one line, after the same prompt."""
     known = {text.name.rpartition(": ")[2]: text for text in one}
     both = ((known[name], text) for text in other if (name := text.name.rpartition(": ")[2]) in known)
     return [(here.prompt, here.tokens, there.tokens) for here, there in both if np.array_equal(here.prompt, there.prompt)]
 
 
-def against(model: LanguageModel, source: Path, texts: Sequence[DrawnText], others: Sequence[DrawnText], greedy: bool,
-            blend: Blend | None = None) -> Finding:
+def against(model: LanguageModel, source: Path, texts: Sequence[drawn.DrawnText], others: Sequence[drawn.DrawnText],
+            greedy: bool, blend: Blend | None = None) -> Finding:
     """How often texts part from those of another run or file. Raises ConfigError if none has a partner there."""
     if not (pairs := twice(texts, others)):
         raise ConfigError("--against", str(source), "a run with the same problems and chains, or a file with the same prompts "
@@ -185,7 +184,7 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, le
     some = choices if isinstance(choices := answers.get("n 0"), list) else []
     wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if len(some) != _NUM_ANSWERS else []
     if not wrong and len({tuple(each["ids"]) for each in some}) == 1:
-        log_p = read_text(model, DrawnText("", prompts[0], np.array(some[0]["ids"])), law, blend).log_p
+        log_p = read_text(model, drawn.DrawnText("", prompts[0], np.array(some[0]["ids"])), law, blend).log_p
         again = (_NUM_ANSWERS - 1) * float(log_p[np.isfinite(log_p)].sum())  # that the others equal the first one
         wrong = [f"all {_NUM_ANSWERS} answers are equal: probability {np.exp(again):.1g}"] if again < np.log(level) else []
     findings.append(told("n", "n", wrong, f"{len(some)} answers"))
@@ -205,7 +204,7 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, le
         if len(each["logprobs"]) != len(each["ids"]):
             wrong.append(f"{len(each['logprobs'])} values for {len(each['ids'])} tokens")
             continue
-        paid = read_text(model, DrawnText("", prompts[place], np.array(each["ids"])), law, blend)
+        paid = read_text(model, drawn.DrawnText("", prompts[place], np.array(each["ids"])), law, blend)
         for name, known in (("raw", paid.target_log_p), ("processed", paid.log_p)):
             off[name] += float(np.abs(known - np.array(each["logprobs"])).sum()) / tokens
     best = min(off, key=lambda name: off[name]) if law != SamplingParams() else "raw"

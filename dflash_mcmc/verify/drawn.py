@@ -4,14 +4,13 @@ And crafted cases for any engine, a small model and prompts whose answers show a
 """
 
 import importlib.util
-import itertools
 import json
 import shutil
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +27,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
-from dflash_mcmc.store.files import loaded
-from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store import files, records
 
 if TYPE_CHECKING:
     import torch
@@ -84,23 +82,22 @@ def of_run(folder: Path, model: "LanguageModel", chat: bool) -> tuple[list[Drawn
 
     Raises UserError for a run without tokens or prompts, and for one that lacks its first sample.
     """
-    from dflash_mcmc.store.records import each_record, read_problems
-
     prompts = {name: model.encode(PromptText.of(problem["prompt"], problem.get("plain", ())), not chat)
-               for name, problem in read_problems(folder).items()}
-    records = {key_of(record): record for _, record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
-    for problem, chain in records:
-        if problem not in prompts or "tokens" not in records[problem, chain]:
+               for name, problem in records.read_problems(folder).items()}
+    drawn = {records.key_of(record): record for _, record in records.each_record(folder)
+             if record.get("verdict") != NOT_DRAWN}
+    for problem, chain in drawn:
+        if problem not in prompts or "tokens" not in drawn[problem, chain]:
             raise UserError(f"{folder}: the record of {problem}, chain {chain} has no prompt or no tokens; allowed: a run of "
                             "samples")
     chains = configuration_of(folder).get("num_chains") or 1
     asked = ((problem, chain) for problem in prompts for chain in range(chains))
-    read = list(takewhile(lambda key: key in records, asked))
+    read = list(takewhile(lambda key: key in drawn, asked))
     if not read:
         raise UserError(f"{folder}: lacks its first sample, and later ones are no fair choice of its texts; allowed: a run "
                         "that has it (the command of the run goes on where it stopped)")
-    return [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
-            for key in read if (tokens := records[key].get("tokens"))], len(records) - len(read)
+    return [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), drawn[key]["log_p"])
+            for key in read if (tokens := drawn[key].get("tokens"))], len(drawn) - len(read)
 
 
 def of_file(file: Path, model: "LanguageModel", law: SamplingParams) -> Iterator[DrawnText]:
@@ -114,7 +111,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in lines_of(file):
             where = f"{file}: line {number}"
             try:
-                row = loaded(line)
+                row = files.loaded(line)
             except ValueError as error:
                 raise UserError(f"{where} is not JSON: {reason_of(error, 120)}; allowed: {_ALLOWED}") from error
             if not isinstance(row, dict):
@@ -271,7 +268,7 @@ def draw(server: Endpoint, config: Config, model: "LanguageModel", law: Sampling
         note(f"{len(done)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
              "engine")
     taken, seeds = {row.get("seed") for _, row in kept_rows(file)}, {key: row["seed"] for key, _, row in there}
-    fresh = (seed for seed in itertools.count(config.seed) if seed not in taken)
+    fresh = (seed for seed in count(config.seed) if seed not in taken)
     seeds |= {key: next(fresh) for key in every if key not in seeds}
     wanted, seconds = [key for key in every if key not in done], [0.0]
     file.parent.mkdir(parents=True, exist_ok=True)

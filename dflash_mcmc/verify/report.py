@@ -4,18 +4,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import writing
-from dflash_mcmc.report import build
-from dflash_mcmc.report import figure as style
-from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, text_of
+from dflash_mcmc.report import build, figure, parts
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import Audit, other_order
 from dflash_mcmc.verify.behaviour import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def verdict(found: Audit) -> str:
@@ -45,7 +39,7 @@ def verdict(found: Audit) -> str:
             f"rare or {100 * found.top.high:.1f} points too often")
 
 
-def tables(found: Audit) -> list[ReportTable]:
+def tables(found: Audit) -> list[parts.ReportTable]:
     """The tables: the bets with the largest evidence, and what else was measured."""
     if found.top is None:
         return []
@@ -61,8 +55,8 @@ def tables(found: Audit) -> list[ReportTable]:
     shares = [{"share": "most likely token", **found.top._asdict()}]
     shifts = {"share of tokens": "share", "drawn - stated, points": lambda row: f"{100 * row['value']:+.2f}",
               "interval": lambda row: f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"}
-    return [ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
-            ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
+    return [parts.ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
+            parts.ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
 
 _OF_SPECULATION = ("temperature", "most likely token", "first token", "repeated prompt", "place in a block")
@@ -90,42 +84,42 @@ def notes(found: Audit) -> list[str]:
     return said
 
 
-def of_findings(found: Sequence[Finding]) -> Section:
+def of_findings(found: Sequence[Finding]) -> parts.Section:
     """The section on what is promised besides the law. The wrong ones come first."""
     order = ("red", "wrong", "differs", "not offered", "right")
     rows = [each._asdict() for each in sorted(found, key=lambda each: order.index(each.outcome))]
     columns = {"check": "check", "outcome": "outcome", "what was found": "says"}
-    table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
-    return Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table])
+    table = parts.ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
+    return parts.Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table])
 
 
-def broken(more: Sequence[Section]) -> list[str]:
+def broken(more: Sequence[parts.Section]) -> list[str]:
     """The names of the promises besides the law that are wrong."""
     return [str(row["check"]) for section in more for row in section.tables[0].rows if row.get("outcome") == "wrong"]
 
 
-def first_line(found: Audit, more: Sequence[Section] = ()) -> str:
+def first_line(found: Audit, more: Sequence[parts.Section] = ()) -> str:
     """The verdict on the law, after what is wrong besides it."""
     at = f"At {found.at}: " if found.at else ""
     return (f"RED besides the law: {', '.join(wrong)}. The law: " if (wrong := broken(more)) else "") + at + verdict(found)
 
 
-def text(found: Audit, more: Sequence[Section] = ()) -> str:
+def text(found: Audit, more: Sequence[parts.Section] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
-    parts = [each for section in more for each in (*map(text_of, section.tables), *section.text)]
-    return "\n\n".join([first_line(found, more), *(text_of(table) for table in tables(found)), *notes(found), *parts])
+    besides = [each for section in more for each in (*map(parts.text_of, section.tables), *section.text)]
+    return "\n\n".join([first_line(found, more), *(parts.text_of(table) for table in tables(found)), *notes(found), *besides])
 
 
-def write(found: Audit, folder: Path, title: str, more: Sequence[Section] = ()) -> None:
+def write(found: Audit, folder: Path, title: str, more: Sequence[parts.Section] = ()) -> None:
     """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError.
 
     Args:
         more: what was measured besides the law of the texts, a table each.
     """
-    drawings = [Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
-    section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
+    drawings = [parts.Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
+    section = parts.Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
                       drawings if found.top is not None else ())
-    build.write(folder, first_line(found, more), [ReportPart("", title, (), [section, *more])])
+    build.write(folder, first_line(found, more), [parts.ReportPart("", title, (), [section, *more])])
     with writing(folder / "verify.json"):
         measured = {"title": title} | values(found) | {section.name: section.tables[0].rows for section in more}
         write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")
@@ -149,11 +143,11 @@ def values(found: Audit) -> dict[str, object]:
             "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
 
 
-def _course(found: Audit) -> "Figure":
-    made, (axes,) = style.panels((7.5, 3.4))
-    colour = style.WRONG if found.is_red else style.RIGHT
+def _course(found: Audit) -> "figure.Figure":
+    made, (axes,) = figure.panels((7.5, 3.4))
+    colour = figure.WRONG if found.is_red else figure.RIGHT
     axes.plot(found.course[:, 0], found.course[:, 1], color=colour)
-    axes.axhline(-math.log10(found.level), color=style.INK, linewidth=0.9, linestyle="--", label="red from here on")
+    axes.axhline(-math.log10(found.level), color=figure.INK, linewidth=0.9, linestyle="--", label="red from here on")
     axes.set(xlabel="tokens", ylabel="evidence, powers of ten")
     axes.legend()
     return made

@@ -15,7 +15,7 @@ from dflash_mcmc.drafts.__main__ import configured, default_folder, main
 from dflash_mcmc.drafts.check import Change, Checked, Ratio, Trial
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.estimates import IntervalEstimate
 from tests.cases import quick
 from tests.composing import composed
 from tests.drafts import plants

@@ -10,8 +10,8 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading.code import pool as programs
-from dflash_mcmc.grading.code.pool import ProgramPool
+from dflash_mcmc.grading import code as programs
+from dflash_mcmc.grading.code import ProgramPool
 from dflash_mcmc.grading.code.programs import CodeTask
 from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox
 from dflash_mcmc.grading.verdicts import VERDICTS

@@ -4,7 +4,7 @@ import numpy as np
 
 from dflash_mcmc.components import registered
 from dflash_mcmc.probe import ABSENT, Each, Observations, Table, meanings_of
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.estimates import IntervalEstimate
 
 TABLE = Table("ranks", (
     ("name", "what it is called"),

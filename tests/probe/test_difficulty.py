@@ -19,7 +19,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Answers, Difficulty
 from dflash_mcmc.process import stopping
-from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.statistics.estimates import Clusters
 from dflash_mcmc.store.records import read_records
 from dflash_mcmc.types import Grade
 from tests.runs import execute

@@ -12,7 +12,7 @@ from dflash_mcmc import probe
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.probe.layer_rank import NORMS, median_of
-from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.statistics.estimates import Clusters
 from tests.composing import composed
 from tests.probes import changed, measured, records
 from tests.runs import execute

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dflash_mcmc.report.build import Built, build
-from dflash_mcmc.report.parts import ReportTable, csv_of, framed, text_of
-from dflash_mcmc.report.table import table_of
+from dflash_mcmc.report.parts import ReportTable, csv_of, table_of, text_of
 from dflash_mcmc.store.records import PROBLEMS, as_lines
 from tests.report.chromium import look, needed
 from tests.report.folders import record, write
@@ -21,11 +20,11 @@ QUOTED = ("a-b=c", '"', 'a"b', "a\rb", "a\nb", ",")
 def test_formulas_in_text_are_texts_and_numbers_stay():
     rows = [{"run": text, "n": -3, "p": -0.5, "gold": "-3.5e2"} for text in FORMULAS]
     rows += [{"run": text, "n": None} for text in QUOTED]
-    read = list(csv.DictReader(io.StringIO(csv_of(framed(rows)), newline="")))
+    read = list(csv.DictReader(io.StringIO(csv_of(rows), newline="")))
     assert [row["run"] for row in read] == [*(f"'{text}" for text in FORMULAS), *QUOTED]
     assert [(row["n"], row["p"], row["gold"]) for row in read[: len(FORMULAS)]] == [("-3", "-0.5", "-3.5e2")] * len(FORMULAS)
     assert (read[-1]["n"], read[-1]["p"]) == ("", "")
-    assert csv_of(framed([{"=1+1": 1}])).startswith("'=1+1\n")
+    assert csv_of([{"=1+1": 1}]).startswith("'=1+1\n")
 
 
 def test_tables_of_a_terminal_have_no_control_characters():

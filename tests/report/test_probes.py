@@ -11,10 +11,10 @@ from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.probe import meanings_of
 from dflash_mcmc.report import figure, reading
 from dflash_mcmc.report.build import build
+from dflash_mcmc.report.parts import of_probes
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import configuration
 from dflash_mcmc.report.study import study_of
-from dflash_mcmc.report.table import of_probes
 from tests.report.folders import record, write
 from tests.runs import execute
 

@@ -11,7 +11,7 @@ from dflash_mcmc.report.parts import count, paragraphs, percent, points, probabi
 from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, swept
 from dflash_mcmc.report.study import ProbeRun, study_of
 from dflash_mcmc.sampler.power_mh import PowerMH
-from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.statistics.estimates import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, study_over, write
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.report.table import overall
+from dflash_mcmc.report.parts import overall
 from dflash_mcmc.statistics.summaries import aggregate, summarise
 from dflash_mcmc.statistics.votes import PowerVote
 from tests.statistics.test_summaries import record

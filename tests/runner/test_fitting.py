@@ -7,7 +7,7 @@ import pytest
 
 import dflash_mcmc
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.report.table import overall
+from dflash_mcmc.report.parts import overall
 from dflash_mcmc.runner import plan
 from dflash_mcmc.runner.fitting import fit
 from dflash_mcmc.runner.plan import checked

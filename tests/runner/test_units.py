@@ -16,8 +16,7 @@ from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_f
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.report.parts import csv_of, framed
-from dflash_mcmc.report.table import of_probes
+from dflash_mcmc.report.parts import csv_of, of_probes
 from dflash_mcmc.store.files import from_line
 from dflash_mcmc.store.folder import Attempts, RunStore
 from dflash_mcmc.store.records import RECORDS
@@ -245,7 +244,7 @@ def test_runs_of_a_sweep_share_a_table_behind_what_varies(lengths):
 
 
 def test_csv_keeps_all_digits():
-    assert csv_of(framed([{"a": 1 / 3, "b": None}, {"a": 2, "c": "x"}])) == f"a,b,c\n{1 / 3!r},,\n2,,x\n"
+    assert csv_of([{"a": 1 / 3, "b": None}, {"a": 2, "c": "x"}]) == f"a,b,c\n{1 / 3!r},,\n2,,x\n"
 
 
 # A run whose records were damaged stops with a line, and with repair=true draws the damaged samples again.

@@ -19,9 +19,9 @@ import dflash_mcmc as dm
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.serve import options, requests
+from dflash_mcmc.serve import options
 from dflash_mcmc.serve.__main__ import main
-from dflash_mcmc.serve.requests import sampler_of
+from dflash_mcmc.serve.app import Text, sampler_of
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
 from tests.cases import quick
@@ -159,7 +159,7 @@ def test_temperature_0_is_greedy_decoding_of_plain_draws_alone(tmp_path, server,
 
 def test_fields_of_vllm_choose_the_law_as_those_of_the_sampler_do():
     def law(**asked: float) -> SamplingParams:
-        read = requests.Text.model_validate({"prompt": "x", "temperature": 1.3, **asked})
+        read = Text.model_validate({"prompt": "x", "temperature": 1.3, **asked})
         return sampler_of(dm.Temperature(), read.sampler, read.given())[0].law()
 
     assert law(top_k=5, min_p=0.1, repetition_penalty=1.2) == SamplingParams(1.3, 5, 1.0, 0.1, 1.2)

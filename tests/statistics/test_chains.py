@@ -10,7 +10,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, pass_at_k, pass_curve, vote_curve
-from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, outcomes
+from dflash_mcmc.statistics.estimates import accuracy, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import agreement, compare
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.statistics.votes import PowerVote

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, wilson
+from dflash_mcmc.statistics.estimates import PairedOutcomes, wilson
 from dflash_mcmc.statistics.paired import (
     VarianceParts,
     compare,

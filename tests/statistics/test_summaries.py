@@ -5,8 +5,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.runner.tracking import metrics_of
-from dflash_mcmc.statistics.intervals import Clusters, cautions
-from dflash_mcmc.statistics.outcomes import accuracy, aligned, mean_share, outcomes, restricted, wilson
+from dflash_mcmc.statistics.estimates import Clusters, accuracy, aligned, cautions, mean_share, outcomes, restricted, wilson
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise, times
 
 
@@ -136,7 +135,7 @@ def test_paths_agree():
 def test_pieces_change_nothing(monkeypatch):
     of, values = np.arange(50) // 3, np.random.default_rng(3).normal(size=50)
     whole = Clusters(of.tolist()).quantiles(values, [0.1, 0.9])
-    monkeypatch.setattr("dflash_mcmc.statistics.intervals._VALUES_AT_ONCE", 120)
+    monkeypatch.setattr("dflash_mcmc.statistics.estimates._VALUES_AT_ONCE", 120)
     assert Clusters(of.tolist()).quantiles(values, [0.1, 0.9]) == whole
 
 

@@ -5,14 +5,13 @@ the file and the place.
 """
 
 import csv
-import dataclasses
 import gzip
 import itertools
 import re
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -284,7 +283,7 @@ class Benchmark(FromFile):
     def resolved(self, config: Settings) -> "Benchmark":
         """The dataset with its prompt as text. The revision is null if a file is read."""
         revision = None if self.path else self.revision
-        return dataclasses.replace(cast(Benchmark, super().resolved(config)), revision=revision)
+        return replace(cast(Benchmark, super().resolved(config)), revision=revision)
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """The content is part of the identity, so the revision is not."""
@@ -393,11 +392,10 @@ class NamedFields(FromFile):
 
 @cache
 def _template(field: str, source: str) -> "Template":
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import StrictUndefined, TemplateError, sandbox
 
     try:
-        return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
+        return sandbox.ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
     except TemplateError as error:
         raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({reason_of(error)})") from error
 

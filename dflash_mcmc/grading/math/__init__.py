@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mcmc.components import identity, register, runtime
-from dflash_mcmc.grading import VERSION, AnswerGrader, extraction
-from dflash_mcmc.grading.verdicts import GradingPool
+from dflash_mcmc.grading import VERSION, AnswerGrader, extraction, verdicts
 
 
 @register("grader", "math")
@@ -28,7 +27,7 @@ class MathGrader(AnswerGrader):
     memory_gib: float = runtime(4.0, "memory of a grading process, in GiB", ge=1, le=1024)
     num_workers: int = runtime(1, "number of grading processes", ge=1, le=256)
 
-    def start(self) -> GradingPool:
+    def start(self) -> verdicts.GradingPool:
         from dflash_mcmc.grading.math.pool import MathPool
 
         return MathPool(self.timeout_seconds, self.memory_gib, self.num_workers, extraction=self.extraction())

@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dflash_mcmc.grading.math import algebra, latex
+from dflash_mcmc.grading.math import algebra, latex, string_rule
 from dflash_mcmc.grading.math.latex import SEPARATORS, depths, enclosed, is_number, is_word, measured, split, tokenise
-from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
 
 _PLAIN = re.compile(r"(?:[-()\[\]/.]|,(?!\s?\d{3})|\\[dt]?frac\{\d+\}\{\d+\}(?!\s*\d)|\d+|(?<!\d) )*")
@@ -64,7 +63,7 @@ def decide(gold: str, answer: str, question: str = "") -> Decision:
         check_size(answer)
         check_size(gold)
         best = Decision(CORRECT, "string")
-        if not (_PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer) and same_string(gold, answer)):
+        if not (_PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer) and string_rule.same_string(gold, answer)):
             golds, answers = _readings(gold), _readings(answer)
             pairs = [(golds[0], each) for each in answers] + [(each, answers[0]) for each in golds[1:]]
             ranks = (CORRECT, UNSUPPORTED, WRONG)

@@ -19,8 +19,7 @@ from typing import Any
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import verdicts
 from dflash_mcmc.grading.extraction import Extracted, Extraction
-from dflash_mcmc.grading.math.comparing import decide
-from dflash_mcmc.grading.math.string_rule import same_string
+from dflash_mcmc.grading.math import comparing, string_rule
 from dflash_mcmc.process.worker import Died, WorkerProcess, confine
 from dflash_mcmc.types import Grade
 
@@ -50,8 +49,9 @@ def self_test() -> list[str]:
     """
     golds = Path(__file__).with_name("golds.txt").read_text(encoding="utf-8").splitlines()
     equal = [*((gold, f"{{ {gold} }}") for gold in golds), *EQUAL]
-    wrong = [f"{gold} = {answer}" for gold, answer in equal if decide(gold, answer).verdict != verdicts.CORRECT]
-    return wrong + [f"{gold} != {answer}" for gold, answer in DIFFERENT if decide(gold, answer).verdict != verdicts.WRONG]
+    wrong = [f"{gold} = {answer}" for gold, answer in equal if comparing.decide(gold, answer).verdict != verdicts.CORRECT]
+    return wrong + [f"{gold} != {answer}" for gold, answer in DIFFERENT
+                    if comparing.decide(gold, answer).verdict != verdicts.WRONG]
 
 
 def begin(memory_gib: float, parent: int) -> None:
@@ -64,7 +64,7 @@ def begin(memory_gib: float, parent: int) -> None:
 
 def judge(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[verdicts.Decision, bool]:
     """(decision, verdict of the string rule). `cpu_seconds` limits the decision; see `within`."""
-    return within(cpu_seconds, decide, gold, answer, question), same_string(gold, answer)
+    return within(cpu_seconds, comparing.decide, gold, answer, question), string_rule.same_string(gold, answer)
 
 
 def within(cpu_seconds: float, rule: Callable[..., verdicts.Decision], *arguments: str) -> verdicts.Decision:

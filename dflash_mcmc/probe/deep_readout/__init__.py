@@ -21,7 +21,7 @@ from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import PROBLEMS, SKIPPED, AnswerProbe, Each, Observations, Table, measured
 from dflash_mcmc.report.figure import INK, ORANGE, OTHER, PALE, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.estimates import IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ABSENT, PROBLEMS, SKIPPED, Each, ForcedProbe, Observations, Table, check_block, measured, rounded
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.estimates import Clusters, IntervalEstimate
 from dflash_mcmc.types import Summary, Unit, UnitCost, Work
 
 if TYPE_CHECKING:

@@ -10,14 +10,10 @@ import numpy as np
 
 from dflash_mcmc.components import registered
 from dflash_mcmc.grading.verdicts import UNDRAWN
-from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
-from dflash_mcmc.report.reading import Run
+from dflash_mcmc.report import figure, parts, reading
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
-from dflash_mcmc.statistics import chains
-from dflash_mcmc.statistics.chains import StepChain, affordable, aggregated, majority, pass_curve, vote_curve
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import Combined, CostField, accuracy_of, aligned, by_problem, forwards_together, outcomes
+from dflash_mcmc.statistics import chains, estimates
+from dflash_mcmc.statistics.estimates import Clusters, Combined, IntervalEstimate, accuracy_of, aligned, by_problem, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 _MOST_DRAWN, _MOST_PANELS = 7, 3
@@ -40,7 +36,7 @@ votes of all chains are tied on {ties}.
 _CURVE = {"k": ("k", "count"), "problems": ("n", "count"), "problems left out": ("left_out", "count")}
 
 
-def section(study: Study) -> Section | None:
+def section(study: Study) -> parts.Section | None:
     """A diagnostics table for runs with proposals, and curves over the number of chains for runs with several chains."""
     text, tables, drawings = "", [], []
     became = ("accepted", "moved", "identical", "abandoned")
@@ -61,7 +57,7 @@ def section(study: Study) -> Section | None:
             "skipped": skipped / proposed if proposed else None, "mean_log_p": sum(drawn) / len(drawn) if drawn else None,
             "law_error": max(record["law_error"] for record in run.records)})
     if diagnosed:
-        tables.append(ReportTable("chains", "Proposals", {
+        tables.append(parts.ReportTable("chains", "Proposals", {
             "run": "run", "samples": ("samples", "count"), "proposals": ("proposals", "count"),
             **{name: (name, "share") for name in became}, "tokens skipped": ("skipped", "share"),
             "mean log p": ("mean_log_p", ".2f"), "law error": ("law_error", ".2g")}, diagnosed))
@@ -69,24 +65,24 @@ def section(study: Study) -> Section | None:
     curves, ties = dict[str, list[dict]](), list[str]()
     for run in study.runs:
         if run.num_chains > 1:
-            passed, voted = pass_curve(run.records), vote_curve(run.records) if votes(run) else ()
+            passed, voted = chains.pass_curve(run.records), chains.vote_curve(run.records) if votes(run) else ()
             none = IntervalEstimate().columns("majority_at_k")
             at_k = [IntervalEstimate.of(row, "accuracy").columns("majority_at_k") for row in voted] or [none] * len(passed)
             curves[run.shown] = [{"run": run.shown, **row, **vote} for row, vote in zip(passed, at_k, strict=True)]
             if voted:
-                ballots = majority(run.full)
+                ballots = chains.majority(run.full)
                 ties.append(f"{sum(vote['tied'] for vote in ballots):,} of {len(ballots):,} problems of {run.shown}")
     if curves:
         rows = [row for own in curves.values() for row in own]
-        tables.append(ReportTable("votes", "Several chains per problem", {
+        tables.append(parts.ReportTable("votes", "Several chains per problem", {
             "run": "run", "k": _CURVE["k"], "pass@k": ("pass_at_k", "share"), "majority@k": ("majority_at_k", "share"),
             **_CURVE}, rows))
         first = dict(list(curves.items())[:_MOST_DRAWN])
         of = f"; the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
-        drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
-                                partial(_figure, first)))
-        text += "\n\n" + _PASSES + (_VOTES.format(ties=listed(ties)) if ties else "")
-    return Section("chains", "Chain diagnostics", parts.paragraphs(text), tables, drawings) if tables else None
+        title = f"pass@k, and accuracy of a majority vote over k chains{of}."
+        drawings.append(parts.Drawing(f"fig_{study.dataset}_chains", title, partial(_figure, first)))
+        text += "\n\n" + _PASSES + (_VOTES.format(ties=parts.listed(ties)) if ties else "")
+    return parts.Section("chains", "Chain diagnostics", parts.paragraphs(text), tables, drawings) if tables else None
 
 
 def _figure(curves: dict[str, list[dict]]) -> "figure.Figure":
@@ -135,29 +131,29 @@ power vote: {runs}.
 """
 
 
-def rules_section(study: Study) -> Section | None:
+def rules_section(study: Study) -> parts.Section | None:
     """One row per run and rule, and the accuracy over the number of chains. None without several chains of answers."""
     rows, curves = list[dict[str, Any]](), dict[str, dict[str, list[dict]]]()
     voting = [run for run in study.runs if votes(run)]
     for run in voting:
-        base = outcomes(aggregated(run.full))
-        curves[run.shown] = {_MAJORITY: vote_curve(run.records)}
+        base = outcomes(chains.aggregated(run.full))
+        curves[run.shown] = {_MAJORITY: chains.vote_curve(run.records)}
         rows.append({"run": run.shown, "rule": _MAJORITY, "k": run.num_chains, "problems": len(base.problems),
                      **accuracy_of(base).columns("accuracy"), "effective": None, "dominated": None,
                      **IntervalEstimate().columns("difference"), "p_value": None, "p_holm": None, "verdict": "-"})
         for rule in weighted_rules(run, study.alphas):
-            combined = aggregated(run.full, rule)
+            combined = chains.aggregated(run.full, rule)
             own = outcomes(combined)
             means = {name: sum(row[name] for row in combined) / len(combined)  # type: ignore[literal-required]
                      for name in ("effective", "dominated")}
             rows.append({"run": run.shown, "rule": rule.shown, "k": run.num_chains, "problems": len(own.problems),
                          **accuracy_of(own).columns("accuracy"), **means, **parts.differences(compare(own, base))})
-            curves[run.shown][rule.shown] = vote_curve(run.records, rule)
+            curves[run.shown][rule.shown] = chains.vote_curve(run.records, rule)
     if not rows:
         return None
     parts.adjusted(rows)
     without = [run.shown for run in voting if not any(rule.needs_log_q for rule in weighted_rules(run))]
-    text = _TEXT + ("\n\n" + _WITHOUT.format(runs=listed(without)) if without else "")
+    text = _TEXT + ("\n\n" + _WITHOUT.format(runs=parts.listed(without)) if without else "")
     of = f"; the first {_MOST_PANELS} runs" if len(curves) > _MOST_PANELS else ""
     columns = {"run": "run", "rule": "rule", "chains": ("k", "count"), "accuracy": ("accuracy", "share"),
                "difference to majority (points)": ("difference", "points"), "p (Holm)": ("p_holm", "p"), "verdict": "verdict",
@@ -165,11 +161,12 @@ def rules_section(study: Study) -> Section | None:
                "problems with most weight on one chain": ("dominated", "share"), "problems": ("problems", "count")}
     data = [{"run": run, "rule": rule, **row} for run, rules in curves.items() for rule, own in rules.items() for row in own]
     over = {"run": "run", "rule": "rule", "k": _CURVE["k"], "accuracy": ("accuracy", "share"), **_CURVE}
-    return Section("rules", "Rules of votes", parts.paragraphs(text),
-                   [ReportTable("vote_rules", "Rules of votes", columns, rows),
-                    ReportTable("vote_curves", "Accuracy over the number of chains", over, data)],
-                   [Drawing(f"fig_{study.dataset}_vote_rules", f"Accuracy of each rule over the number of chains{of}.",
-                            partial(_rules_figure, dict(list(curves.items())[:_MOST_PANELS])))])
+    return parts.Section("rules", "Rules of votes", parts.paragraphs(text),
+                         [parts.ReportTable("vote_rules", "Rules of votes", columns, rows),
+                          parts.ReportTable("vote_curves", "Accuracy over the number of chains", over, data)],
+                         [parts.Drawing(f"fig_{study.dataset}_vote_rules",
+                                        f"Accuracy of each rule over the number of chains{of}.",
+                                        partial(_rules_figure, dict(list(curves.items())[:_MOST_PANELS])))])
 
 
 def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> "figure.Figure":
@@ -184,7 +181,7 @@ def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> "figure.Figure":
     return drawn
 
 
-_COSTS: dict[CostField, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_COSTS: dict[estimates.CostField, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
@@ -196,14 +193,14 @@ intervals and p are those of the paired table; p (Holm) is adjusted for the rows
 """
 
 
-def matched_section(study: Study) -> Section | None:
+def matched_section(study: Study) -> parts.Section | None:
     """A table for each cost. None unless one run has several independent draws per problem and another run can be compared."""
     drawn = [run for run in study.runs if run.component("sampler") == "temperature" and votes(run)]
     others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
     if not drawn or not others:
         return None
-    ways: list[tuple[Run, str, Callable[[int], list[Combined]]]] = [  # the votes over k chains, computed once for each k
-        (run, rule.shown if rule else _MAJORITY, cache(partial(aggregated, run.full, rule or "majority")))
+    ways: list[tuple[reading.Run, str, Callable[[int], list[Combined]]]] = [  # votes over k chains, computed once for each k
+        (run, rule.shown if rule else _MAJORITY, cache(partial(chains.aggregated, run.full, rule or "majority")))
         for run in drawn for rule in (None, *rules_asked_for(run))]
     tables = []
     for cost, name in _COSTS.items():
@@ -211,7 +208,7 @@ def matched_section(study: Study) -> Section | None:
         for run in others:
             spent = cost_of(run.records, cost)
             for voting, shown, votes_of in ways:
-                vote = votes_of(k := affordable(voting.full, spent, cost))
+                vote = votes_of(k := chains.affordable(voting.full, spent, cost))
                 own, other, left_out = aligned(study.entry(run).outcomes, outcomes(vote))
                 if own.problems:
                     rows.append({"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"),
@@ -222,8 +219,8 @@ def matched_section(study: Study) -> Section | None:
                    "vote": "vote", "k": ("k", "count"), f"{name} of the vote": ("vote_cost", "cost"),
                    "accuracy of the vote": ("vote_accuracy", "share"), "problems": ("problems", "count"),
                    "difference (points)": ("difference", "points"), "p (Holm)": ("p_holm", "p"), "verdict": "verdict"}
-        tables.append(ReportTable(f"matched_{cost}", f"At equal {name}", columns, parts.adjusted(rows)))
-    return Section("matched", "Compared with votes of equal cost", parts.paragraphs(_MATCHED_TEXT), tables)
+        tables.append(parts.ReportTable(f"matched_{cost}", f"At equal {name}", columns, parts.adjusted(rows)))
+    return parts.Section("matched", "Compared with votes of equal cost", parts.paragraphs(_MATCHED_TEXT), tables)
 
 
 _NUMBERS = {"log p": "log_p", "tokens": "num_tokens"}
@@ -236,9 +233,9 @@ large ones.
 """
 
 
-def agreement_section(study: Study) -> Section | None:
+def agreement_section(study: Study) -> parts.Section | None:
     """One row for each pair of runs with the same power and target, and each number. None without such a pair."""
-    def values(run: Run, field: str) -> dict[str, list[float]]:
+    def values(run: reading.Run, field: str) -> dict[str, list[float]]:
         drawn = by_problem([record for record in run.records if record["verdict"] not in UNDRAWN])
         return {problem: [record[field] for record in chains]  # type: ignore[literal-required]
                 for problem, chains in drawn.items()}
@@ -257,8 +254,8 @@ def agreement_section(study: Study) -> Section | None:
                "samples of the other": ("samples_b", "count"), "difference of means": ("difference", ".3g"), **parts.P_VALUES,
                "verdict": "verdict"}
     parts.adjusted(rows, lambda _, p: "differ" if p <= LEVEL else "agree")
-    return Section("agreement", "Samplers of one law", parts.paragraphs(_AGREEMENT_TEXT), [
-        ReportTable("agreement", "Samplers of one law", columns, rows)]) if rows else None
+    return parts.Section("agreement", "Samplers of one law", parts.paragraphs(_AGREEMENT_TEXT), [
+        parts.ReportTable("agreement", "Samplers of one law", columns, rows)]) if rows else None
 
 
 _LIMIT = 1.1
@@ -275,15 +272,16 @@ window. Intervals come from a bootstrap over problems.
 """
 
 
-def mixing_section(study: Study) -> Section | None:
+def mixing_section(study: Study) -> parts.Section | None:
     """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
     rows, lags = list[dict[str, Any]](), list[dict[str, Any]]()
     for run in study.runs:
-        traces: dict[str, list[StepChain]] = {}
+        traces: dict[str, list[chains.StepChain]] = {}
         for record in run.records:
             if chain := chains.chain_of(record):
                 traces.setdefault(chain.problem, []).append(chain)
-        spent = {problem: forwards_together(own) for problem, own in by_problem(run.records).items()} if traces else {}
+        of = by_problem(run.records) if traces else {}
+        spent = {problem: estimates.forwards_together(own) for problem, own in of.items()}
         for name in chains.WINDOWS if traces else ():
             steps = {problem: chains.window(own, name) for problem, own in traces.items()}
             windows, every = list(steps.values()), Clusters(list(steps))
@@ -309,26 +307,26 @@ def mixing_section(study: Study) -> Section | None:
                       if window.log_p.shape[1] >= chains.LEAST_STEPS for row in window.log_p[~window.stuck]]
             for lag in range(1, 1 + _MOST_LAGS):
                 if pairs := [(problem, curve) for problem, curve in moving if lag < len(curve)]:
-                    mean = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
-                    independent = np.mean([chains.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
-                    lags.append({"run": run.shown, "window": name, "lag": lag, "chains": len(pairs),
-                                 **mean.columns("autocorrelation"), "independent": float(independent)})
+                          mean = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
+                          independent = np.mean([chains.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
+                          lags.append({"run": run.shown, "window": name, "lag": lag, "chains": len(pairs),
+                                       **mean.columns("autocorrelation"), "independent": float(independent)})
     if not rows:
         return None
-    tables, drawings = [ReportTable("mixing", "Convergence of parallel chains", {
+    tables, drawings = [parts.ReportTable("mixing", "Convergence of parallel chains", {
         "run": "run", "window": "window", "problems": ("problems", "count"), "chains": ("chains", "count"),
         "steps": ("steps", "count"), "accepted": ("accepted", "share"), "moved": ("moved", "share"),
         "stuck chains": ("stuck", "share"), "median R-hat": ("rhat", ".3f"), f"R-hat above {_LIMIT}": ("above", "share"),
         "of independent draws": ("independent", "share"), "ESS a step": ("ess", "share"),
-        "ESS for 1,000 token-forwards": ("ess_per_1000", ".2f")}, rows)], list[Drawing]()
+        "ESS for 1,000 token-forwards": ("ess_per_1000", ".2f")}, rows)], list[parts.Drawing]()
     if shown := [row for row in lags if row["window"] == _SHOWN]:
-        tables.append(ReportTable("autocorrelation", f"Autocorrelation of log p, {_SHOWN} of the steps", {
+        tables.append(parts.ReportTable("autocorrelation", f"Autocorrelation of log p, {_SHOWN} of the steps", {
             "run": "run", "lag": ("lag", "count"), "moving chains": ("chains", "count"),
             "autocorrelation": ("autocorrelation", ".2f"), "of independent draws": ("independent", ".2f")},
             [row for row in shown if row["lag"] in (1, 2, 4, 8, 16)], lags))
-        drawings.append(Drawing(f"fig_{study.dataset}_autocorrelation", "Autocorrelation of log p over steps, and of "
-                                "independent draws in chains of the same length (dotted).", partial(_lags_figure, shown)))
-    return Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
+        title = "Autocorrelation of log p over steps, and of independent draws in chains of the same length (dotted)."
+        drawings.append(parts.Drawing(f"fig_{study.dataset}_autocorrelation", title, partial(_lags_figure, shown)))
+    return parts.Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
 
 
 def _lags_figure(rows: Sequence[dict[str, Any]]) -> "figure.Figure":

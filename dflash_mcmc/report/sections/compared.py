@@ -3,12 +3,9 @@
 from functools import partial
 from typing import Any
 
-from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section, percent, points
-from dflash_mcmc.report.reading import DATASET, Run, published, sources
+from dflash_mcmc.report import figure, parts, reading
 from dflash_mcmc.report.study import Study, same_but
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import aligned, restricted
+from dflash_mcmc.statistics.estimates import Clusters, IntervalEstimate, aligned, restricted
 from dflash_mcmc.statistics.paired import compare, two_by_two
 
 METHODS = {"base": "base (temperature 1)", "greedy": "greedy", "temp": "low temperature", "ps": "power sampling",
@@ -32,7 +29,7 @@ Published values are quoted without change: {sources}. The first row of the pape
 """
 
 
-def section(study: Study) -> Section | None:
+def section(study: Study) -> parts.Section | None:
     """Accuracies, improvements and blends; None if fewer than two runs have a published counterpart."""
     # A run for each method: the runs differ in sampler, blend and draft alone, by the setting that covers the most methods.
     candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
@@ -43,28 +40,28 @@ def section(study: Study) -> Section | None:
     settings = [{role: alike[0] for role, runs in power.items()
                  if (alike := [run for run in runs if same_but(run, first, "blend", "draft")])}
                 for firsts in power.values() for first in firsts]
-    best: dict[str, Run] = max(settings, key=len, default={})
+    best: dict[str, reading.Run] = max(settings, key=len, default={})
     others = {role: alike[0] for role, runs in candidates.items() if role not in power and (
         alike := [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())])}
     roles = {**others, **best}
     several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(candidates[role]) > 1]
     if len(roles) < 2:
         return None
-    beside = study.runs[0].component("dataset") == DATASET  # accuracies on other problems cannot be compared
-    accuracies = published() if beside else {}
+    beside = study.runs[0].component("dataset") == reading.DATASET  # accuracies on other problems cannot be compared
+    accuracies = reading.published() if beside else {}
     accuracies[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
-    text, tables, drawings = parts.paragraphs(_TEXT), list[ReportTable](), list[Drawing]()
+    text, tables, drawings = parts.paragraphs(_TEXT), list[parts.ReportTable](), list[parts.Drawing]()
     if beside:
-        text += parts.paragraphs(_QUOTED.format(sources="; ".join(sources())))
+        text += parts.paragraphs(_QUOTED.format(sources="; ".join(reading.sources())))
         flat = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
                  "n": estimate.n or None} for (model, source), of in accuracies.items() for method, estimate in of.items()]
-        wide = [{"model": model, "source": source, **{method: percent(*estimate[:3]) for method, estimate in of.items()}}
+        wide = [{"model": model, "source": source, **{method: parts.percent(*estimate[:3]) for method, estimate in of.items()}}
                 for (model, source), of in accuracies.items()]
         methods = {METHODS[method]: (method, "") for method in METHODS if any(method in of for of in accuracies.values())}
-        tables.append(ReportTable("published", "Accuracies", {"model": "model", "source": "source", **methods}, wide,
-                                  data=flat))
-        drawings.append(Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
-                                partial(_figure, accuracies)))
+        tables.append(parts.ReportTable("published", "Accuracies", {"model": "model", "source": "source", **methods}, wide,
+                                        data=flat))
+        drawings.append(parts.Drawing(f"fig_{study.dataset}_paper_comparison",
+                                      "Accuracies of these runs next to published ones.", partial(_figure, accuracies)))
     if several:
         text.append(f"If several runs have the same method, this section uses one of them: {parts.listed(several)}.")
     tables.append(_improvements(study, accuracies, roles))
@@ -79,20 +76,22 @@ def section(study: Study) -> Section | None:
                  **rate.columns("acceptance"), "blend_source": {
                      "layer": f"layer {run.identity.get('blend.layer')}", "draft": "draft"}.get(
                      run.component("blend"), "-")} for run, share, rate in zip(blends, shares, rates, strict=True)]
-        tables.append(ReportTable("blend_sources", "Power sampling by blend", {  # table 6.3 of guided power sampling
+        tables.append(parts.ReportTable("blend_sources", "Power sampling by blend", {  # table 6.3 of guided power sampling
             "condition": "run", "correct": ("correct", "count"), "total": ("total", "count"),
-            "accuracy": ("accuracy", "share"), "MH accept": lambda row: percent(row["acceptance"]),
+            "accuracy": ("accuracy", "share"), "MH accept": lambda row: parts.percent(row["acceptance"]),
             "blend source": "blend_source"}, rows))
-        drawings.append(Drawing(
+        drawings.append(parts.Drawing(
             f"fig_{study.dataset}_draft_comparison", "Accuracy and MH acceptance of power sampling by blend.", partial(
                 figure.estimates, labels, ("Accuracy by blend", "correct answers, %, with 95 % intervals", shares,
-                                           [f"{percent(share.value)}, n = {share.n:,}" for share in shares]),
-                ("MH acceptance", "proposals accepted, %, with 95 % intervals", rates, [percent(of.value) for of in rates]))))
-    return Section("published", "Comparison with published results" if beside else "Improvements", text, tables, drawings)
+                                           [f"{parts.percent(share.value)}, n = {share.n:,}" for share in shares]),
+                ("MH acceptance", "proposals accepted, %, with 95 % intervals", rates,
+                 [parts.percent(of.value) for of in rates]))))
+    title = "Comparison with published results" if beside else "Improvements"
+    return parts.Section("published", title, text, tables, drawings)
 
 
 def _improvements(study: Study, accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]],
-                  roles: dict[str, Run]) -> ReportTable:
+                  roles: dict[str, reading.Run]) -> parts.ReportTable:
     """One row per improvement, one column per model; a model of several sources has a column for each."""
     models = [model for model, _ in accuracies]
     labels = {source: source[0] if models.count(source[0]) == 1 else ", ".join(source) for source in accuracies}
@@ -118,7 +117,7 @@ def _improvements(study: Study, accuracies: dict[tuple[str, str], dict[str, Inte
             rows.append(name | row)
             wide.append(name | cells)
     columns = {"improvement": "improvement", **{label: (label, "") for label in labels.values()}}
-    return ReportTable("improvements", "Improvements (percentage points)", columns, wide, data=rows)
+    return parts.ReportTable("improvements", "Improvements (percentage points)", columns, wide, data=rows)
 
 
 def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> "figure.Figure":
@@ -157,9 +156,9 @@ each with all four runs, adjusted for few problems.
 """
 
 
-def interaction_section(study: Study) -> Section | None:
+def interaction_section(study: Study) -> parts.Section | None:
     """One row per sampler and blend for which all four cells exist among the runs and differ in nothing else."""
-    def counterpart(run: Run, sampler: str, blend: str, *groups: str) -> Run | None:
+    def counterpart(run: reading.Run, sampler: str, blend: str, *groups: str) -> reading.Run | None:
         return next((other for other in study.role(sampler, blend) if same_but(other, run, *groups)), None)
 
     rows = list[dict[str, Any]]()
@@ -188,11 +187,11 @@ def interaction_section(study: Study) -> Section | None:
             "sum_of_both": blended + drawn - 2.0 * neither, "together": together - neither,
             **found.effect.columns("interaction")})
     columns = {"blend and sampler": "both_on", "problems": ("problems", "count"),
-               "greedy": lambda row: percent(row["accuracy_00"]),
-               "greedy, blend": lambda row: f"{percent(row['accuracy_10'])} ({points(row['blend_on_greedy'])})",
-               "sampler": lambda row: percent(row["accuracy_01"]),
-               "sampler, blend": lambda row: f"{percent(row['accuracy_11'])} ({points(row['blend_on_sampler'])})",
+               "greedy": lambda row: parts.percent(row["accuracy_00"]),
+               "greedy, blend": lambda row: f"{parts.percent(row['accuracy_10'])} ({parts.points(row['blend_on_greedy'])})",
+               "sampler": lambda row: parts.percent(row["accuracy_01"]),
+               "sampler, blend": lambda row: f"{parts.percent(row['accuracy_11'])} ({parts.points(row['blend_on_sampler'])})",
                "interaction (points)": ("interaction", "points"), "sum of the two effects (points)": ("sum_of_both", "points"),
                "effect of both (points)": ("together", "points"), "problems left out": ("left_out", "count")}
-    return Section("interaction", "Interaction of blend and sampler", parts.paragraphs(_INTERACTION_TEXT), [
-        ReportTable("interaction", "Blend and sampler", columns, rows)]) if rows else None
+    return parts.Section("interaction", "Interaction of blend and sampler", parts.paragraphs(_INTERACTION_TEXT), [
+        parts.ReportTable("interaction", "Blend and sampler", columns, rows)]) if rows else None

@@ -10,10 +10,7 @@ from dflash_mcmc.components import registered, restored, specs_of
 from dflash_mcmc.config.identity import followed
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
-from dflash_mcmc.report import figure
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section, count, paragraphs
-from dflash_mcmc.report.reading import Run, published_settings
+from dflash_mcmc.report import figure, parts, reading
 from dflash_mcmc.report.study import Study
 
 _TEXT = """
@@ -26,7 +23,7 @@ own network; the number is unknown if the draft's checkpoint is not on this mach
 _BASES = {"none": "p(token)", "layer": "p blended with a layer", "draft": "p blended with the draft"}
 
 
-def section(study: Study) -> Section | None:
+def section(study: Study) -> parts.Section | None:
     """The tables of differences and of added parameters; None for a single run."""
     if len(study.runs) < 2:
         return None
@@ -40,7 +37,7 @@ def section(study: Study) -> Section | None:
             "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
             **{key: value for key, value in run.identity.items() if key != "model"}}
     if any(run.component("sampler") == "power_mh" for run in study.runs):
-        settings |= {f"{name} (published)": dict(setting) for name, setting in published_settings().items()}
+        settings |= {f"{name} (published)": dict(setting) for name, setting in reading.published_settings().items()}
     rows, extra = list[dict[str, Any]](), list[dict[str, Any]]()
     for key in dict.fromkeys(key for of in settings.values() for key in of):  # a row per setting, a column per run or source
         values = {name: of.get(key) for name, of in settings.items()}
@@ -53,16 +50,17 @@ def section(study: Study) -> Section | None:
                       "forwards_per_token": forwards / tokens if tokens else None, "extra_parameters": extra_parameters(run)})
 
     def parameters(row: dict) -> str:
-        return "unknown" if row["extra_parameters"] is None else count(row["extra_parameters"])
+        return "unknown" if row["extra_parameters"] is None else parts.count(row["extra_parameters"])
 
-    return Section("configuration", "Configuration and extra parameters", paragraphs(_TEXT), [
-        ReportTable("configuration", "Differences of configuration", {name: name for name in ("setting", *settings)}, rows),
-        ReportTable("extra_parameters", "Extra parameters", {
+    return parts.Section("configuration", "Configuration and extra parameters", parts.paragraphs(_TEXT), [
+        parts.ReportTable("configuration", "Differences of configuration",
+                          {name: name for name in ("setting", *settings)}, rows),
+        parts.ReportTable("extra_parameters", "Extra parameters", {
             "run": "run", "base distribution": "base", "sampler": "sampler",
             "token-forwards / token": ("forwards_per_token", ".1f"), "extra parameters": parameters}, extra)])
 
 
-def extra_parameters(run: Run) -> int | None:
+def extra_parameters(run: reading.Run) -> int | None:
     """Parameters that the draft of a run adds to the target; None if its checkpoint is not on this machine."""
     values = dict(run.config.get("draft") or {})
     component = registered("draft").get(run.component("draft"))
@@ -81,16 +79,16 @@ the Metropolis-Hastings rule accepts the proposal or keeps the sequence.
 """
 
 
-def setting_section(study: Study) -> Section | None:
+def setting_section(study: Study) -> parts.Section | None:
     """The diagram of the first `power_mh` run with a blend, else of the first `power_mh` run. None without such a run."""
     samplers = [run for run in study.runs if run.component("sampler") == "power_mh"]
     run = next((run for run in samplers if run.component("blend") != "none"), next(iter(samplers), None))
-    return None if run is None else Section(
-        "setting", "How samples are drawn", paragraphs(_SETTING_TEXT.format(run=run.label)), (),
-        [Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", partial(_figure, run))])
+    return None if run is None else parts.Section(
+        "setting", "How samples are drawn", parts.paragraphs(_SETTING_TEXT.format(run=run.label)), (),
+        [parts.Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", partial(_figure, run))])
 
 
-def _figure(run: Run) -> "figure.Figure":
+def _figure(run: reading.Run) -> "figure.Figure":
     from matplotlib.figure import Figure
 
     def value(key: str) -> str:
@@ -101,18 +99,18 @@ def _figure(run: Run) -> "figure.Figure":
     law = r"$p^{\,\alpha}$" if blend == "none" else r"$p_{\mathrm{guided}}^{\,\alpha}$"
     temperature = ("1/α = " if follows else "") + value("sampler.proposal_temperature")
     places = {  # the middle of a box, its text and its colour
-        "target": (13, 35, "target model\nlogits of the last layer", RIGHT),
+        "target": (13, 35, "target model\nlogits of the last layer", figure.RIGHT),
         "kernel": (77, 24, f"Metropolis-Hastings on {law}\nα = {value('sampler.alpha')}, "
-                   f"{value('sampler.num_blocks')} blocks,\n{value('sampler.num_steps')} steps per block", RIGHT),
-        "proposal": (77, 42, f"proposal: a redrawn suffix\nat temperature {temperature}", OTHER),
-        "answer": (77, 6, "sequence of tokens,\ngraded answer", INK)}
+                   f"{value('sampler.num_blocks')} blocks,\n{value('sampler.num_steps')} steps per block", figure.RIGHT),
+        "proposal": (77, 42, f"proposal: a redrawn suffix\nat temperature {temperature}", figure.OTHER),
+        "answer": (77, 6, "sequence of tokens,\ngraded answer", figure.INK)}
     arrows = [("proposal", "kernel", "<|-|>", "each step: propose, accept or keep"),
               ("kernel", "answer", "-|>", "after the last block")]
     links = [("target", "kernel"), ("target", "proposal")]
     if blend != "none":
         layer = f"layer {run.identity.get('blend.layer')}\nthrough the same head"
-        places |= {"mixed": (43, 24, f"blend\n(1 - β) target + β other\nβ = {value('blend.beta')}", INK),
-                   "other": (13, 13, layer if blend == "layer" else f"{blend}\nblock by block", WRONG)}
+        places |= {"mixed": (43, 24, f"blend\n(1 - β) target + β other\nβ = {value('blend.beta')}", figure.INK),
+                   "other": (13, 13, layer if blend == "layer" else f"{blend}\nblock by block", figure.WRONG)}
         matched = run.identity.get("sampler.proposal") == "matched"
         links = [("target", "mixed"), ("other", "mixed"), ("mixed", "kernel"), ("mixed" if matched else "target", "proposal")]
     drawn = Figure(figsize=(9.2, 4.1))
@@ -126,7 +124,7 @@ def _figure(run: Run) -> "figure.Figure":
     for first, second, style, label in [*((*link, "-|>", "") for link in links), *arrows]:
         start, end = boxes[first], boxes[second]
         axes.annotate("", end.get_position(), start.get_position(), arrowprops={
-            "arrowstyle": style, "linewidth": 1.2, "color": INK, "patchA": start.get_bbox_patch(),
+            "arrowstyle": style, "linewidth": 1.2, "color": figure.INK, "patchA": start.get_bbox_patch(),
             "patchB": end.get_bbox_patch(), "shrinkA": 3, "shrinkB": 3})
         (x, y), (end_x, end_y) = start.get_position(), end.get_position()
         axes.annotate(label, ((x + end_x) / 2, (y + end_y) / 2), (6, 0), textcoords="offset points", fontsize=8, va="center")
@@ -139,9 +137,9 @@ from the records. To complete an interrupted run, repeat its command.
 """
 
 
-def provenance_section(study: Study) -> Section:
+def provenance_section(study: Study) -> parts.Section:
     """Three tables: the runs, the settings that those share which have them, and the package versions."""
-    def joined(run: Run, of: Callable[[dict], str | None]) -> str | None:  # the distinct values over the starts of a run
+    def joined(run: reading.Run, of: Callable[[dict], str | None]) -> str | None:  # the distinct values over a run's starts
         return ", ".join(dict.fromkeys(str(value) for start in run.sessions if (value := of(start)))) or None
 
     runs = []
@@ -168,8 +166,9 @@ def provenance_section(study: Study) -> Section:
     packages = [{"package": name, "versions": ", ".join(used)} for name, used in versions.items()]
     counts = {name: (name, "count") for name in ("problems", "chains", "records", "expected", "starts")}
     shown = [row | {"started": str(row["started"] or "-")[:16].replace("T", " ")} for row in runs]
-    return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), [ReportTable("provenance", "Runs", {
+    text = parts.paragraphs(_PROVENANCE_TEXT)
+    return parts.Section("provenance", "Provenance", text, [parts.ReportTable("provenance", "Runs", {
         "run": "run", "experiment": "experiment", "identity": "identity", **counts, "first start": "started", "state": "state",
         "commit (* modified)": "commit", "host": "host", "device": "device", "Python": "python"}, shown, runs),
-        ReportTable("shared", "Settings with one value", {"field": "field", "value": "value"}, shared),
-        ReportTable("packages", "Packages", {"package": "package", "versions": "versions"}, packages)])
+        parts.ReportTable("shared", "Settings with one value", {"field": "field", "value": "value"}, shared),
+        parts.ReportTable("packages", "Packages", {"package": "package", "versions": "versions"}, packages)])

@@ -7,11 +7,8 @@ from typing import Any
 from dflash_mcmc.config.identity import varying
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section
 from dflash_mcmc.report.study import Study, cost_of
-from dflash_mcmc.report.table import COLUMNS, DRAFTED
-from dflash_mcmc.statistics.intervals import cautions
-from dflash_mcmc.statistics.outcomes import CostField
+from dflash_mcmc.statistics.estimates import CostField, cautions
 from dflash_mcmc.statistics.summaries import TIMES, summarise, times
 from dflash_mcmc.store import records
 
@@ -36,7 +33,7 @@ explains them and compares all of them.
 _ENDS = {records.STOP_ID: "stop id", records.STOP_STRING: "stop string", records.LENGTH: "cut off"}
 
 
-def section(study: Study) -> Section:
+def section(study: Study) -> parts.Section:
     """One row per run, and one per way to combine its chains if it has several."""
     rows = []
     for entry in study.entries:  # the number of correct answers of a vote is its expected value
@@ -54,14 +51,15 @@ def section(study: Study) -> Section:
     text = parts.paragraphs(_TEXT + "\n\n" + (_VOTES if any(entry.voted for entry in study.entries) else ""))
     text += [f"{'; '.join(remarks[:3])}{more}."] if remarks else []
     text += cautions(len(entry.outcomes.problems) for entry in study.entries if not entry.outcomes.single)
+    columns = {"condition": "run", **parts.COLUMNS, **(parts.DRAFTED if drafted else {})}
     tables = [
-        ReportTable("overall", "All runs", {"condition": "run", **COLUMNS, **(DRAFTED if drafted else {})}, rows),
-        ReportTable("verdicts", "Verdicts", {
+        parts.ReportTable("overall", "All runs", columns, rows),
+        parts.ReportTable("verdicts", "Verdicts", {
             "run": "run", **{verdict.replace("_", " "): (verdict, "count") for verdict in VERDICTS},
             "accuracy": lambda row: parts.percent(row["accuracy"]),
             "string match": lambda row: parts.percent(row["same_string"] and row["same_string"] / row["num_samples"]),
         }, verdicts),
-        ReportTable("ends", "Why answers ended", {
+        parts.ReportTable("ends", "Why answers ended", {
             "run": "run", **{_ENDS.get(reason, reason.replace("_", " ")): (f"finish_reason/{reason}", "count")
                              for reason in records.REASONS}}, ends)]
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
@@ -70,7 +68,7 @@ def section(study: Study) -> Section:
     best = max((estimate.known for estimate, counts in zip(estimates, ranked, strict=True) if counts), default=None)
     panel = (f"Accuracy on {study.dataset}", f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}",
              estimates, [f"{parts.percent(of.value)}   {parts.count(of.known * of.n)} of {of.n:,}" for of in estimates])
-    return Section("overall", "Overall", text, tables, [Drawing(
+    return parts.Section("overall", "Overall", text, tables, [parts.Drawing(
         f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval. Diamond: the highest.", partial(
             figure.estimates, labels, panel, line=(100.0 * study.entry(study.baseline).accuracy.known, ":"),
             strong=[counts and estimate.value == best for estimate, counts in zip(estimates, ranked, strict=True)]))])
@@ -94,7 +92,7 @@ problems, because accuracies over different problems are not comparable: of seve
 """
 
 
-def cost_section(study: Study) -> Section:
+def cost_section(study: Study) -> parts.Section:
     """One row per run and per vote."""
     problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete and not entry.voted)
     largest = max(problems, key=lambda ids: problems[ids] * len(ids), default=frozenset())
@@ -119,10 +117,10 @@ def cost_section(study: Study) -> Section:
                "of them draw": ("draw_seconds", ".3g"), "grade seconds": ("grade_seconds", ".3g"),
                "seconds to the answer": ("seconds", ".3g"), "on front by token-forwards": "front_token_forwards",
                "on front by device seconds": "front_share_seconds"}
-    return Section("cost", "Accuracy against cost", parts.paragraphs(_COST_TEXT),
-                   [ReportTable("cost", "Cost of an answer", columns, rows)],
-                   [Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
-                            partial(_cost_figure, study, rows))])
+    return parts.Section("cost", "Accuracy against cost", parts.paragraphs(_COST_TEXT),
+                         [parts.ReportTable("cost", "Cost of an answer", columns, rows)],
+                         [parts.Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
+                                        partial(_cost_figure, study, rows))])
 
 
 def _cost_figure(study: Study, rows: list[dict]) -> "figure.Figure":

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.parts import VERDICTS, Drawing, ReportTable, Section, count, p_is, percent, points
 from dflash_mcmc.report.study import Entry, Study
-from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import Outcome, PairedOutcomes, accuracy, aligned, prompt_forwards
+from dflash_mcmc.statistics.estimates import IntervalEstimate, Outcome, PairedOutcomes, accuracy, aligned, prompt_forwards
 from dflash_mcmc.statistics.paired import Paired, VarianceParts, compare
 
 SOUGHT = 0.03
@@ -36,7 +34,7 @@ cannot be told apart, and the number of chains is the smallest that can suffice.
 """
 
 
-def section(study: Study) -> Section | None:
+def section(study: Study) -> parts.Section | None:
     """One row for each run and vote other than the baseline."""
     base, rows = study.entry(study.baseline), list[dict[str, Any]]()
     for entry in study.entries:
@@ -55,7 +53,7 @@ def section(study: Study) -> Section | None:
     columns = {"run": "run", "problems": ("problems", "count"), "difference (points)": ("difference", "points"),
                **parts.P_VALUES, "verdict": "verdict", "both correct": ("both", "count"),
                "only run correct": ("only_run", "count"), "only baseline correct": ("only_baseline", "count"), "test": "test",
-               "detectable difference (points)": lambda row: points(row["detectable_difference"]).lstrip("+"),
+               "detectable difference (points)": lambda row: parts.points(row["detectable_difference"]).lstrip("+"),
                "problems to detect 3 points": ("problems_needed", "count"), "chains for that": ("chains_needed", "count"),
                "cheaper": "cheaper"}
     title, names = f"Difference to {study.baseline.label}", {entry.shown for entry in study.drawn}
@@ -64,17 +62,17 @@ def section(study: Study) -> Section | None:
     rest = f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
     panel = (title, "difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)",
              [IntervalEstimate.of(row, "difference") for row in shown],
-             [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   {p_is(row['p_holm'])}"
-              f"   {row['verdict']}   n {row['problems']:,}" for row in shown])
-    return Section("paired", "Compared with the baseline",
-                   parts.paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
-                   [ReportTable("paired", f"Compared with {study.baseline.label}", columns, rows)],
-                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{rest}.", partial(
+             [row["verdict"] if row["difference"] is None else f"{parts.points(row['difference'])}   "
+              f"{parts.p_is(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}" for row in shown])
+    return parts.Section("paired", "Compared with the baseline",
+                         parts.paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
+                         [parts.ReportTable("paired", f"Compared with {study.baseline.label}", columns, rows)],
+                         [parts.Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{rest}.", partial(
                        figure.estimates, [row["run"] for row in shown], panel, line=(0.0, "-"),
                        strong=[row["verdict"] in ("better", "worse") for row in shown]))])
 
 
-def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
+def verdict_of(study: Study, sections: Sequence[parts.Section]) -> list[str]:
     """The first lines of a part: the resolved differences, the largest of the others, and what would resolve it."""
     rows = [row for part in sections if part.name == "paired" for row in part.tables[0].rows if row["difference"] is not None]
     if not rows:
@@ -83,12 +81,12 @@ def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
     rows = sorted(rows, key=lambda row: (row["run"] in partial, -abs(row["difference"])))
 
     def told(row: dict) -> str:
-        return f"{row['run']} {parts.number(row, 'difference', 'points')} points ({p_is(row['p_holm'])})"
+        return f"{row['run']} {parts.number(row, 'difference', 'points')} points ({parts.p_is(row['p_holm'])})"
 
     resolved = [told(row) for row in rows if row["verdict"] in ("better", "worse")]
     lines = [f"Compared with {study.baseline.label}, " + (f"{len(resolved)} of {len(rows)} differences are resolved: "
              f"{parts.listed(resolved)}." if resolved else f"none of {len(rows)} differences is resolved.")]
-    if others := [row for row in rows if row["verdict"] == VERDICTS["tie"] and row["difference"]]:
+    if others := [row for row in rows if row["verdict"] == parts.VERDICTS["tie"] and row["difference"]]:
         entry = next(entry for entry in study.entries if entry.shown == others[0]["run"])
         own, other, _ = aligned(entry.outcomes, study.entry(study.baseline).outcomes)
         plan = _planned(entry, own, other, abs(others[0]["difference"]))
@@ -121,7 +119,7 @@ _LOOKS = ((figure.PALE, ""), (figure.RIGHT, "///"), (figure.WRONG, "..."), (figu
 """Colours and hatches of the four bars."""
 
 
-def overlap_section(study: Study) -> Section | None:
+def overlap_section(study: Study) -> parts.Section | None:
     """The number of problems that both, only one or neither of the two runs of `study.pair` solve."""
     if study.pair is None:
         return None
@@ -129,7 +127,7 @@ def overlap_section(study: Study) -> Section | None:
     own, other, left_out = aligned(first.outcomes, second.outcomes)
     if not own.problems:
         text = [f"{first.shown} and {second.shown} have no problem in common, so they cannot be compared."]
-        return Section("overlap", "Answer overlap", text)
+        return parts.Section("overlap", "Answer overlap", text)
     paired, n = compare(own, other), len(own.problems)
     a, b = first.run.label, second.run.label
     rows = [{"category": name, "problems": solved, "share": solved / n, "description": text} for name, solved, text in (
@@ -139,9 +137,9 @@ def overlap_section(study: Study) -> Section | None:
     verdict = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is not resolved"}[paired.verdict]
     left = f" ({left_out:,} problems left out)" if left_out else ""
     text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
-            f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
-            f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
-            f"{p_is(paired.p_value)} ({paired.test}, not adjusted): {verdict}."]
+            f"{b} solves {parts.count(paired.only_b)} problems that {a} does not; {a} solves {parts.count(paired.only_a)} "
+            f"that {b} does not. The accuracy of {a} minus that of {b} is {parts.points(*paired.difference[:3])} points, "
+            f"with {parts.p_is(paired.p_value)} ({paired.test}, not adjusted): {verdict}."]
     answers = [{record["problem"]: record["answer"] for record in run.records} for run in (first.run, second.run)]
     if [*map(len, answers)] == [len(first.run.records), len(second.run.records)]:
         both = [problem for problem in answers[0] if answers[0][problem] and answers[1].get(problem)]
@@ -151,9 +149,9 @@ def overlap_section(study: Study) -> Section | None:
         text.append("With several chains per problem, the counts are expected values for one random chain of each run.")
     columns = {"category": "category", "problems": ("problems", "count"), "share": ("share", "share"),
                "description": "description"}
-    return Section("overlap", "Answer overlap", text, [ReportTable("overlap", f"{a} and {b}", columns, rows)],
-                   [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
-                            partial(_overlap_figure, rows, paired))])
+    return parts.Section("overlap", "Answer overlap", text, [parts.ReportTable("overlap", f"{a} and {b}", columns, rows)],
+                         [parts.Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
+                                        partial(_overlap_figure, rows, paired))])
 
 
 def _overlap_figure(rows: list[dict], paired: Paired) -> "figure.Figure":
@@ -161,14 +159,14 @@ def _overlap_figure(rows: list[dict], paired: Paired) -> "figure.Figure":
     for bar, (row, (colour, hatch)) in enumerate(zip(rows, _LOOKS, strict=True)):
         axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else figure.INK, height=0.66,
                   linewidth=0.5)
-        axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], bar), (5, 0),
+        axes.annotate(f"{parts.count(row['problems'])}   {parts.percent(row['share'])}", (row["problems"], bar), (5, 0),
                       textcoords="offset points", va="center")
     axes.set_yticks(range(4), [row["category"] for row in rows])
     axes.set_ylim(3.6, -0.6)
     axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"problems, n = {paired.difference.n:,}; {p_is(paired.p_value)} ({paired.test})")
+    axes.set_xlabel(f"problems, n = {paired.difference.n:,}; {parts.p_is(paired.p_value)} ({paired.test})")
     axes.set_title("Who solves what")
     return drawn
 
@@ -185,7 +183,7 @@ have the intervals.
 """
 
 
-def strata_section(study: Study) -> Section | None:
+def strata_section(study: Study) -> parts.Section | None:
     """A table for each split of the problems that has at least two parts."""
     text, tables, drawings = "", [], []
     if greedy := study.role("greedy", "none"):
@@ -193,7 +191,7 @@ def strata_section(study: Study) -> Section | None:
         parted = {problem: _BY_GREEDY[int(share <= 0.5)] for problem, share in zip(of.problems, of.correct, strict=True)}
         tables.append(_strata(study, "difficulty", "By the correctness of greedy decoding", parted, _BY_GREEDY))
         caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
-        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, partial(_strata_figure, study, tables[0])))
+        drawings.append(parts.Drawing(f"fig_{study.dataset}_difficulty", caption, partial(_strata_figure, study, tables[0])))
         text += _EASY.format(greedy=greedy[0].shown)
     splits: tuple[Literal["level", "subject"], ...] = ("level", "subject")
     for key in splits:
@@ -202,11 +200,11 @@ def strata_section(study: Study) -> Section | None:
         strata = sorted(set(parted.values()), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
         if len(strata) > 1:
             tables.append(_strata(study, f"{key}s", f"By {key}", parted, strata))
-    return Section("strata", "By difficulty and subject", parts.paragraphs(f"{text}\n\n{_COUNTS}"), tables,
-                   drawings) if tables else None
+    return parts.Section("strata", "By difficulty and subject", parts.paragraphs(f"{text}\n\n{_COUNTS}"), tables,
+                         drawings) if tables else None
 
 
-def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], strata: Sequence[str]) -> ReportTable:
+def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], strata: Sequence[str]) -> parts.ReportTable:
     """One row per run, one column per stratum; in the file, a row for each run and stratum that the run has records in."""
     rows, wide = list[dict[str, Any]](), list[dict[str, Any]]()
     for entry in study.entries:
@@ -221,20 +219,21 @@ def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], 
                 rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n,
                              **share.columns("accuracy"), "n": share.n,
                              "problems": len({record["problem"] for record in records})})
-                wide[-1][stratum] = f"{percent(share.value)} ({count(share.known * share.n)}/{share.n:,})"
+                wide[-1][stratum] = f"{parts.percent(share.value)} ({parts.count(share.known * share.n)}/{share.n:,})"
     problems = {stratum: max((row["problems"] for row in rows if row["stratum"] == stratum), default=0) for stratum in strata}
     columns = {f"{stratum}, n = {problems[stratum]:,}": (stratum, "") for stratum in strata}
-    return ReportTable(name, title, {"run": "run", **columns}, [row for row in wide if len(row) > 1], rows)
+    return parts.ReportTable(name, title, {"run": "run", **columns}, [row for row in wide if len(row) > 1], rows)
 
 
-def _strata_figure(study: Study, table: ReportTable) -> "figure.Figure":
+def _strata_figure(study: Study, table: parts.ReportTable) -> "figure.Figure":
     labels, panels = [entry.shown for entry in study.drawn], list[figure.Panel]()
     for stratum in _BY_GREEDY:
         of = {row["run"]: row for row in table.data or () if row["stratum"] == stratum}
         panels.append((f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}",
                        "correct answers, %, with 95 % intervals",
                        [IntervalEstimate.of(of[label], "accuracy") if label in of else IntervalEstimate() for label in labels],
-                       [f"{count(of[label]['correct'])}/{of[label]['n']:,}" if label in of else "-" for label in labels]))
+                       [f"{parts.count(of[label]['correct'])}/{of[label]['n']:,}" if label in of else "-"
+                        for label in labels]))
     drawn = figure.estimates(labels, *panels)
     for axes in drawn.axes:
         axes.set_xlim(-4, 104)

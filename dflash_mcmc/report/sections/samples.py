@@ -13,7 +13,7 @@ from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report.parts import EmbeddedSamples, Section, listed, paragraphs
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study
-from dflash_mcmc.statistics.outcomes import by_problem
+from dflash_mcmc.statistics.estimates import by_problem
 from dflash_mcmc.store.records import REASONS, Record
 
 MOST_CHARACTERS = 64_000_000

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.config.identity import followed, varying
-from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section, paragraphs
-from dflash_mcmc.report.reading import Run
+from dflash_mcmc.report import figure, parts, reading
 from dflash_mcmc.report.study import ProbeRun, Study, same_but
-from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import accuracy, aligned, outcomes, restricted
+from dflash_mcmc.statistics.estimates import IntervalEstimate, accuracy, aligned, outcomes, restricted
 from dflash_mcmc.statistics.paired import LEVEL, compare, holm, mean_difference, sign_flip
 
 _NO_AXES = ("version", "seed")
@@ -43,7 +40,7 @@ class _Swept(NamedTuple):
     """The ids of the runs."""
 
 
-def section(study: Study) -> Section | None:
+def section(study: Study) -> parts.Section | None:
     """Tables and figures. The runs in one of them differ only in the settings that it shows and in the seed."""
     values: dict[str, set] = {}
     for run in study.runs:
@@ -63,31 +60,31 @@ def section(study: Study) -> Section | None:
         return None
     names = ["_".join(["heatmap" if len(swept.over) == 2 else "sweep", *swept.over]) for swept in every]
     again = [names[:place].count(name) for place, name in enumerate(names)]
-    tables, drawings = list[ReportTable](), list[Drawing]()
+    tables, drawings = list[parts.ReportTable](), list[parts.Drawing]()
     for swept, name, number in zip(every, names, again, strict=True):
         shown, over = f"{name}_{number + 1}" if number else name, " and ".join(swept.over)
-        tables.append(ReportTable(shown, f"{swept.title}, over {over}", {
+        tables.append(parts.ReportTable(shown, f"{swept.title}, over {over}", {
             **{axis: axis for axis in swept.over}, "accuracy": ("accuracy", "share"), "samples": ("n", "count"),
             "runs": ("runs", "count"), "MH accept": ("acceptance", "share"),
             "token-forwards per sample": ("token_forwards", ",.0f"), "state": "state"}, swept.rows))
-        drawings.append(Drawing(f"fig_{shown}", f"{swept.title}: accuracy over {over}.",
-                                partial(_map if len(swept.over) == 2 else _curve, *swept[:3])))
+        drawings.append(parts.Drawing(f"fig_{shown}", f"{swept.title}: accuracy over {over}.",
+                                      partial(_map if len(swept.over) == 2 else _curve, *swept[:3])))
     more = len(drawings) - _MOST_DRAWN
-    text = [*paragraphs(_TEXT), *([f"{more} more have a table but no figure."] if more > 0 else [])]
-    return Section("swept", "Swept settings", text, tables, drawings[:_MOST_DRAWN])
+    text = [*parts.paragraphs(_TEXT), *([f"{more} more have a table but no figure."] if more > 0 else [])]
+    return parts.Section("swept", "Swept settings", text, tables, drawings[:_MOST_DRAWN])
 
 
-def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
+def _parted(runs: Sequence[reading.Run], axes: tuple[str, ...]) -> list[_Swept]:
     """The runs that have these axes, in groups. The runs of a group differ only in the axes and in the seed."""
-    parts: dict[str, dict[tuple[float, ...], list[Run]]] = {}
+    groups: dict[str, dict[tuple[float, ...], list[reading.Run]]] = {}
     for run in runs:
         values = tuple(run.identity[axis] for axis in axes if isinstance(run.identity.get(axis), (int, float)))
         if len(values) == len(axes):
             rest = {key: value for key, value in followed(run.identity).items() if key not in (*axes, "seed")}
-            parts.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(values, []).append(run)
+            groups.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(values, []).append(run)
     names = [axis.rpartition(".")[2] for axis in axes]
     names, swept = names if len({*names}) == len(names) else list(axes), []
-    for part in parts.values():
+    for part in groups.values():
         rows, points = list[dict[str, Any]](), sorted(part.items())
         for values, alike in points:
             records = [record for run in alike for record in run.records]
@@ -157,22 +154,22 @@ source itself, whatever beta and sampler. The figure shows KL; a source that the
 """
 
 
-def guided_section(study: Study) -> Section | None:
+def guided_section(study: Study) -> parts.Section | None:
     """A table of the best beta of each source and sampler, one of all points, and two figures. None for fewer than two points.
 
     A source has a curve over beta if a run of the model alone is beside it.
     """
-    parts: dict[tuple[str, str], dict[float, list[Run]]] = {}
+    groups: dict[tuple[str, str], dict[float, list[reading.Run]]] = {}
     for run in study.runs:
         beta = run.identity.get("blend.beta")
         if isinstance(beta, (int, float)) and beta != 0:
             rest = {key: value for key, value in run.identity.items() if key not in ("seed", "blend.beta")}
             source = {key: rest.pop(key) for key in list(rest) if key.partition(".")[0] == "blend"}
             name = json.dumps(rest, sort_keys=True), json.dumps(source, sort_keys=True)
-            parts.setdefault(name, {}).setdefault(float(beta), []).append(run)
-    firsts = [next(iter(part.values()))[0] for part in parts.values()]
+            groups.setdefault(name, {}).setdefault(float(beta), []).append(run)
+    firsts = [next(iter(part.values()))[0] for part in groups.values()]
     rows, best, read = list[dict[str, Any]](), list[dict[str, Any]](), list[dict]()
-    for sampler, source_name, first, part in zip(_names(firsts, "sampler"), _names(firsts, "blend"), firsts, parts.values(),
+    for sampler, source_name, first, part in zip(_names(firsts, "sampler"), _names(firsts, "blend"), firsts, groups.values(),
                                                  strict=True):
         alone = [run for run in study.runs if run.identity.get("blend.beta", 0) == 0 and run.component("draft") in (
             "none", first.component("draft")) and same_but(run, first, "blend", "seed", "draft")]
@@ -193,28 +190,28 @@ def guided_section(study: Study) -> Section | None:
         return None
     over, words = ("kl", "KL of the source on hard tokens, of a probe") if any(row["kl"] for row in rows) else (
         "agreement", "agreement of the answers with its own: the shared beginning")
-    drawings = [Drawing("fig_gain_over_beta", "Gain over the model alone by beta, for each sampler and source.",
-                        partial(_gain_figure, rows, "beta")),
-                Drawing("fig_gain_over_agreement", f"Gain over the model alone against the {words}.",
-                        partial(_gain_figure, rows, over))]
+    drawings = [parts.Drawing("fig_gain_over_beta", "Gain over the model alone by beta, for each sampler and source.",
+                              partial(_gain_figure, rows, "beta")),
+                parts.Drawing("fig_gain_over_agreement", f"Gain over the model alone against the {words}.",
+                              partial(_gain_figure, rows, over))]
     folders = [probe.folder.name for probe in study.probes if any(row in _rows(probe) for row in read)]
     text = _GUIDED_TEXT + (_PROBED.format(folders=", ".join(folders)) if folders else "")
     columns = {"sampler": "sampler", "source": "source"}
-    tables = [ReportTable("guided_best", "The best beta of each source", {
+    tables = [parts.ReportTable("guided_best", "The best beta of each source", {
         **columns, "betas": ("betas", "d"), "best beta": ("beta", "g"), "gain": ("gain", "points"), "p": ("p", "p"),
         "resolved": "resolved", "trend, points per 0.1": ("trend", "points"), "p of the trend": ("p_trend", "p"),
-        "of problems": ("problems", ",d")}, best), ReportTable("guided", "Gain over the model alone", {
+        "of problems": ("problems", ",d")}, best), parts.ReportTable("guided", "Gain over the model alone", {
             **columns, "beta": ("beta", "g"), "gain": ("gain", "points"), "p": ("p", "p"), "problems": ("problems", ",d"),
             "agreement": ("agreement", "share"),
             **({"KL, nats": ("kl", ".3g"), "rank correlation": ("rank_correlation", ".3g")} if read else {})}, rows)]
-    return Section("guided", "Guided targets", paragraphs(text), tables, drawings)
+    return parts.Section("guided", "Guided targets", parts.paragraphs(text), tables, drawings)
 
 
 def _rows(probe: ProbeRun) -> list[dict]:
     return probe.summary["tables"].get("agreement", [])
 
 
-def _probed(run: Run, probes: Sequence[ProbeRun]) -> dict | None:
+def _probed(run: reading.Run, probes: Sequence[ProbeRun]) -> dict | None:
     """What the first probe that read the source of this run's blend says of it; None if none did.
 
     Either the probe has the same blend, or its row is the blend's layer or draft. Any field of a blend makes another source,
@@ -240,7 +237,7 @@ def _source_of(identity: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in identity.items() if key.partition(".")[0] == "blend" and key not in apart}
 
 
-def _names(runs: Sequence[Run], group: str) -> list[str]:
+def _names(runs: Sequence[reading.Run], group: str) -> list[str]:
     """The component of each run in a group, with the fields in which runs of the same component differ."""
     of = [(run.component(group), {key.partition(".")[2]: value for key, value in run.identity.items()
                                   if key.startswith(f"{group}.") and key != "blend.beta"}) for run in runs]
@@ -248,7 +245,7 @@ def _names(runs: Sequence[Run], group: str) -> list[str]:
                               if key in own)]) for name, own in of]
 
 
-def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[dict[str, Any]]:
+def _points(part: Mapping[float, Sequence[reading.Run]], alone: Sequence[reading.Run]) -> list[dict[str, Any]]:
     """A row for each beta that has problems in common with the runs of the model alone. Seeds are pooled."""
     answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
                for run in alone for record in run.records}
@@ -270,7 +267,7 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[d
              "agreement": same} for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
 
 
-def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float | None]:
+def _trend(runs_at: Mapping[float, Sequence[reading.Run]]) -> tuple[IntervalEstimate, float | None]:
     """The slope of accuracy over beta on the problems that all betas have, and its p-value; without such problems neither."""
     sides = [outcomes([record for run in runs for record in run.records]) for runs in runs_at.values()]
     problems = sorted(set.intersection(*(set(side.problems) for side in sides)))

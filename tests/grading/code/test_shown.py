@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dflash_mcmc.grading.code.pool import ProgramPool, behaviour, calls_of, share_passed
+from dflash_mcmc.grading.code import ProgramPool, behaviour, calls_of, share_passed
 from dflash_mcmc.grading.code.sandbox import Limits, find_sandbox
 from dflash_mcmc.types import Example
 
