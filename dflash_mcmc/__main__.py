@@ -51,7 +51,7 @@ def _run_single(command: "Command") -> None:
 
 def _run_sweep(command: "Command") -> int:
     """Runs every point of a sweep. Returns the exit code."""
-    from dflash_mcmc.config.sweep import report, run_jobs
+    from dflash_mcmc.config.command import report, run_jobs
     from dflash_mcmc.runner.plan import print_plan
 
     print_plan(command)

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 from dflash_mcmc.components import GROUPS, check_bounds, registered
 from dflash_mcmc.config.command import compose_once
-from dflash_mcmc.config.mistakes import unknown_argument
-from dflash_mcmc.config.overrides import quoted
+from dflash_mcmc.config.compose import quoted, unknown_argument
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean

@@ -68,7 +68,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
     Raises:
         UserError: for what the command line refuses, and after the last point if some have failed.
     """
-    from dflash_mcmc.config.sweep import report, run_jobs
+    from dflash_mcmc.config.command import report, run_jobs
     from dflash_mcmc.runner.plan import checked
 
     command = checked(["-m", *overrides, *(_swept(name, value) for name, value in fields.items())])

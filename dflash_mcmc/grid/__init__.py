@@ -1,6 +1,5 @@
 """Grids: many runs as jobs of SLURM, submitted through submitit. Jobs continue after preemption and failure.
 
-    launcher.py     the fields of hydra/launcher=slurm
     folder.py       a grid's folder: the submissions and the events of their jobs
     snapshot.py     the code, installed plugins and configurations that the jobs run
     cluster.py      the commands of SLURM

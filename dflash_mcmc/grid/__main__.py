@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.components import spec_of
 from dflash_mcmc.config import command
-from dflash_mcmc.config.launcher import Slurm, changed, expand
+from dflash_mcmc.config.schema import Slurm, changed, expand
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot, submission

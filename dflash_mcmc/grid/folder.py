@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from dflash_mcmc.config.launcher import Slurm
+from dflash_mcmc.config.schema import Slurm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.files import Count, Schema, append_line, objects_of, open_to_extend, shown, to_line, write_atomically

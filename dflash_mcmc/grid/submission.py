@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from dflash_mcmc.config.command import Command
 from dflash_mcmc.config.identity import hash_of, identity_of, point_labels, run_folder
-from dflash_mcmc.config.launcher import MOST_JOBS, Slurm
-from dflash_mcmc.config.schema import PACKAGE, Config, Job
+from dflash_mcmc.config.schema import MOST_JOBS, PACKAGE, Config, Job, Slurm
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_mcmc.config.launcher import Slurm
+from dflash_mcmc.config.schema import Slurm
 from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.grid import cluster
 from dflash_mcmc.grid.folder import Grid, SlurmJob

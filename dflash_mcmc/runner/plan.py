@@ -24,9 +24,8 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.chains.cost import CostEstimate
 from dflash_mcmc.components import groups_of, name_of, walk
 from dflash_mcmc.config import identity
-from dflash_mcmc.config.command import Command, check_command
+from dflash_mcmc.config.command import Command, check_command, differing
 from dflash_mcmc.config.schema import Config, Job
-from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError, note, printable
 from dflash_mcmc.grading import check_golds

@@ -27,8 +27,7 @@ from dflash_mcmc.components import (
 from dflash_mcmc.config.command import check_command, compose_once
 from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.config.launcher import Slurm
-from dflash_mcmc.config.schema import PACKAGE, Condition, Config, Paths
+from dflash_mcmc.config.schema import PACKAGE, Condition, Config, Paths, Slurm
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.statistics.summaries import NAMES

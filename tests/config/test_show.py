@@ -8,9 +8,8 @@ import yaml
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.launcher import Slurm, changed, expand
-from dflash_mcmc.config.overrides import readable
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.compose import readable
+from dflash_mcmc.config.schema import Config, Slurm, changed, expand
 from dflash_mcmc.errors import UserError
 from tests.refusals import refused
 

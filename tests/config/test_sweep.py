@@ -12,6 +12,7 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.chains import cost
 from dflash_mcmc.components import name_of
 from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.command import differing
 from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import (
     changes,
@@ -26,7 +27,6 @@ from dflash_mcmc.config.identity import (
     with_fields,
 )
 from dflash_mcmc.config.schema import Job
-from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.types import RunResult
 from tests.refusals import command_is_refused

@@ -70,7 +70,7 @@ def no_slurm(tmp_path_factory, monkeypatch) -> None:
 @pytest.fixture
 def make_grid(tmp_path):
     """A grid with points without jobs; `make_grid("shards=2")` changes fields of the launcher."""
-    from dflash_mcmc.config.launcher import changed
+    from dflash_mcmc.config.schema import changed
 
     command.prepare()
 
