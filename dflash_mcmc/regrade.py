@@ -28,7 +28,7 @@ from dflash_mcmc.grading.verdicts import UNDRAWN, GradingPool
 from dflash_mcmc.process import program
 from dflash_mcmc.report.parts import percent
 from dflash_mcmc.report.reading import Found, run_folders
-from dflash_mcmc.runner.tracking import summary_of
+from dflash_mcmc.runner.tasks import summary_of
 from dflash_mcmc.statistics.estimates import accuracy
 from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store import records as stored

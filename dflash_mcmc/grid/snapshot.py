@@ -39,7 +39,7 @@ _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 def copy_code(code: Path) -> None:
     """Copies the package, `conf/` and plugins, and notes their commit. Raises UserError if the disk is full."""
-    from dflash_mcmc.runner.provenance import COMMIT_NOTE, commit
+    from dflash_mcmc.runner.loop import COMMIT_NOTE, commit
 
     try:
         shutil.copytree(PACKAGE, code / PACKAGE.name, ignore=LEFT_OUT)

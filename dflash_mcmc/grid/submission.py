@@ -22,7 +22,7 @@ from dflash_mcmc.grid import cluster, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.runner.plan import table
-from dflash_mcmc.runner.units import tasks_of
+from dflash_mcmc.runner.tasks import tasks_of
 from dflash_mcmc.store.records import SampleKey, each_record, key_of, object_if_readable
 
 _LATEST = 50

@@ -31,8 +31,7 @@ from dflash_mcmc.errors import UserError, note, printable
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import program, ranks
 from dflash_mcmc.runner import fitting
-from dflash_mcmc.runner.tasks import Tasks
-from dflash_mcmc.runner.units import tasks_of
+from dflash_mcmc.runner.tasks import Tasks, tasks_of
 from dflash_mcmc.store.records import RUN, described, each_record, json_object, key_of
 from dflash_mcmc.types import Lengths, Problem
 

@@ -10,7 +10,7 @@ from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.runner import samples
+from dflash_mcmc.runner import tasks
 from tests.runs import execute
 from tests.targets import FAMILIES, random_model
 
@@ -94,7 +94,7 @@ def test_the_width_of_a_blend_is_measured_on_the_prompts(norm, factor):
 @pytest.mark.parametrize(("condition", "wide", "told"), [
     ("blend_greedy", 0.0, True), ("blend_greedy", 1000.0, False), ("greedy", 0.0, False)])
 def test_a_wide_blend_is_told_at_the_start(make_config, monkeypatch, capsys, condition, wide, told):
-    monkeypatch.setattr(samples, "_WIDE", wide)
+    monkeypatch.setattr(tasks, "_WIDE", wide)
     note.cache_clear()
     execute(make_config(f"condition={condition}", "dataset.limit=1", "dataset.max_new_tokens=4", "tracker=none"))
     assert ("blend: the logits that it mixes in deviate" in capsys.readouterr().err) is told

@@ -16,7 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, submission, work
 from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.runner.tracking import readable_name, tags
+from dflash_mcmc.runner.loop import readable_name, tags
 from dflash_mcmc.store.files import to_line
 from dflash_mcmc.types import RunResult
 from tests import processes
@@ -186,11 +186,11 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
-    from dflash_mcmc.runner.provenance import commit
+    from dflash_mcmc.runner.loop import commit
 
     snapshot.copy_code(tmp_path / "code")
-    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.runner import provenance; "
-               "print(schema.PACKAGE.parent, provenance.commit()['commit'])")
+    program = ("from dflash_mcmc.config import schema; from dflash_mcmc.runner import loop; "
+               "print(schema.PACKAGE.parent, loop.commit()['commit'])")
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path / "code")},
                           cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(tmp_path / "code"), str(commit()["commit"])]

@@ -15,7 +15,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import ReportTable
-from dflash_mcmc.runner.units import tasks_of
+from dflash_mcmc.runner.tasks import tasks_of
 from dflash_mcmc.store.files import to_line
 from dflash_mcmc.store.folder import RunStore
 from tests import published

@@ -11,7 +11,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.schema import PACKAGE, Job
-from dflash_mcmc.runner.tracking import RunningAccuracy, readable_name, tags
+from dflash_mcmc.runner.loop import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.tracker import Guarded
 from dflash_mcmc.tracker.trackio import TrackioTracker
@@ -142,7 +142,7 @@ with RunStore.open(pathlib.Path(sys.argv[1])) as store:
 @pytest.mark.slow
 def test_the_end_of_another_process_that_leads_is_not_waited_for(make_config, monkeypatch, capsys):
     """It may have been asked for far more of the run. What the tracker lacks then is told by the next start."""
-    monkeypatch.setattr("dflash_mcmc.runner.tracking._LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("dflash_mcmc.runner.loop._LEAVE_SECONDS", 0.1)
     folder = execute(make_config(*GREEDY)).folder
     with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           cwd=ROOT) as other:

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from dflash_mcmc import regrade
-from dflash_mcmc.runner import samples
+from dflash_mcmc.runner import tasks
 from dflash_mcmc.store.records import read_records
 from tests.runs import execute
 
@@ -38,7 +38,7 @@ READ = record("integer", "wrong")
 ], ids=["no box", "cut off", "thinking", "stop string", "other", "read but cut off", "half", "not drawn", "nothing"])
 def test_the_line_has_the_cause_and_the_command(make_config, tmp_path, records, said):
     config = make_config("dataset.max_new_tokens=32")
-    assert samples.unread(config, records, type(tmp_path)("a/run")) == said
+    assert tasks.unread(config, records, type(tmp_path)("a/run")) == said
 
 
 @pytest.mark.slow

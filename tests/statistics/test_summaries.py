@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
-from dflash_mcmc.runner.tracking import metrics_of
+from dflash_mcmc.runner.tasks import metrics_of
 from dflash_mcmc.statistics.estimates import Clusters, accuracy, aligned, cautions, mean_share, outcomes, restricted, wilson
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise, times
 

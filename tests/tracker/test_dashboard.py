@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.runner.tracking import RunningAccuracy, metrics_of
+from dflash_mcmc.runner.loop import RunningAccuracy
+from dflash_mcmc.runner.tasks import metrics_of
 from dflash_mcmc.store.records import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbRun
