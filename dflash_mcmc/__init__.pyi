@@ -1,15 +1,17 @@
 """The names of the package for editors and type checkers. tests/test_api.py compares them with the real ones."""
 
-from dflash_mcmc.api import LoadedEngine
-from dflash_mcmc.api import Sample as Sample
-from dflash_mcmc.api import compare as compare
-from dflash_mcmc.api import component as component
-from dflash_mcmc.api import grade as grade
-from dflash_mcmc.api import read as read
-from dflash_mcmc.api import run as run
-from dflash_mcmc.api import sample as sample
-from dflash_mcmc.api import sweep as sweep
-from dflash_mcmc.api import write_report as write_report
+from dflash_mcmc.api import (
+    LoadedEngine,
+    Sample as Sample,
+    compare as compare,
+    component as component,
+    grade as grade,
+    read as read,
+    run as run,
+    sample as sample,
+    sweep as sweep,
+    write_report as write_report,
+)
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend
 from dflash_mcmc.blend.model import ModelBlend as ModelBlend
@@ -40,8 +42,7 @@ from dflash_mcmc.draft.self import SelfDraft as SelfDraft
 from dflash_mcmc.engine.api import Api as Api
 from dflash_mcmc.engine.slots import Slots as Slots
 from dflash_mcmc.engine.vllm import Vllm as Vllm
-from dflash_mcmc.errors import ConfigError as ConfigError
-from dflash_mcmc.errors import UserError as UserError
+from dflash_mcmc.errors import ConfigError as ConfigError, UserError as UserError
 from dflash_mcmc.grading.choice import ChoiceGrader as ChoiceGrader
 from dflash_mcmc.grading.code import CodeGrader as CodeGrader
 from dflash_mcmc.grading.judge import JudgeGrader as JudgeGrader

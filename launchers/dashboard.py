@@ -32,8 +32,7 @@ from dflash_mcmc.tracker.wandb import WandbTracker, artifact_name
 if TYPE_CHECKING:
     import wandb
     from wandb_workspaces.reports.v2.interface import PanelTypes
-    from wandb_workspaces.workspaces import Section
-    from wandb_workspaces.workspaces import Workspace as Page
+    from wandb_workspaces.workspaces import Section, Workspace as Page
 
     from dflash_mcmc.report.build import Built
 

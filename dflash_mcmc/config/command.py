@@ -201,8 +201,8 @@ def _applying(composing: Composer, texts: Texts, optional: frozenset[str]) -> Te
 
 def _idle_names(composing: Composer, texts: Texts) -> set[str]:
     """The names of the overrides of groups that the probe does not use. Raises UserError."""
-    probe = registered("probe").get(composing.choices(texts)["probe"])
-    if probe is not None and probe.cls.is_null:
+    option = registered("probe").get(composing.choices(texts)["probe"])
+    if option is not None and option.cls.is_null:
         return set()
     config = to_typed(composing.compose(texts).values, Config)
     return {override.key_or_group for override in _idle(config, [composing.parse(text) for text in texts])}

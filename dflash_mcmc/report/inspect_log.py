@@ -6,8 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from inspect_ai import log, scorer
-from inspect_ai import model as models
+from inspect_ai import log, model as models, scorer
 
 from dflash_mcmc.config.identity import name_of_path
 from dflash_mcmc.grading import verdicts

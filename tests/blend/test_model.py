@@ -22,19 +22,30 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import power_target, total_variation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, WAYS, all_same, same
-from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
+from tests.engine.batching.test_batched import (
+    HORIZON,
+    NUM_CHAINS,
+    PROMPTS as ANY_PROMPTS,
+    SAMPLERS,
+    STOPS,
+    TOLERANCE,
+    WAYS,
+    all_same,
+    same,
+)
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, power_law, product_law
 from tests.runs import execute, records_of
-from tests.sampler import test_best_of_n as of_best_of_n
-from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_multiple_try as of_multiple_try
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_power_smc as of_power_smc
-from tests.sampler import test_replica_exchange as of_replica_exchange
-from tests.sampler import test_temperature as of_temperature
+from tests.sampler import (
+    test_best_of_n as of_best_of_n,
+    test_draft_mh as of_draft_mh,
+    test_draft_refine as of_draft_refine,
+    test_multiple_try as of_multiple_try,
+    test_power_mh as of_power_mh,
+    test_power_smc as of_power_smc,
+    test_replica_exchange as of_replica_exchange,
+    test_temperature as of_temperature,
+)
 from tests.sampler.stages import step_error
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch

@@ -28,9 +28,7 @@ from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, product_law
 from tests.runs import execute, records_of
-from tests.sampler import test_best_of_n as of_best_of_n
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_temperature as of_temperature
+from tests.sampler import test_best_of_n as of_best_of_n, test_power_mh as of_power_mh, test_temperature as of_temperature
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 EXACT, WRONG = 1e-12, 1e-3

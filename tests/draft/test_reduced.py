@@ -30,9 +30,7 @@ from tests.draft.network.test_checkpoint import SMALL, assert_one_line, change_t
 from tests.engine.speculative.test_slotwise import RULES
 from tests.laws import product_law
 from tests.runs import execute, records_of
-from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_power_smc as of_power_smc
+from tests.sampler import test_draft_mh as of_draft_mh, test_draft_refine as of_draft_refine, test_power_smc as of_power_smc
 from tests.sampler.stages import step_error
 from tests.speculation import speculative_error
 from tests.targets import random_model

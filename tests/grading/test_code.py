@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading import code as programs
+from dflash_mcmc.grading import VERSION, code as programs
 from dflash_mcmc.grading.code import ProgramPool
 from dflash_mcmc.grading.code.programs import CodeTask
 from dflash_mcmc.grading.code.sandbox import WALLS, Ended, Sandbox

@@ -14,13 +14,15 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, Target, law_of, mean_of, total_variation, transition_matrix
 from dflash_mcmc.types import Trajectory
 from tests.laws import power_law, product_law, stopped
-from tests.sampler import test_best_of_n as of_best_of_n
-from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_multiple_try as of_multiple_try
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_power_smc as of_power_smc
-from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler import (
+    test_best_of_n as of_best_of_n,
+    test_draft_mh as of_draft_mh,
+    test_draft_refine as of_draft_refine,
+    test_multiple_try as of_multiple_try,
+    test_power_mh as of_power_mh,
+    test_power_smc as of_power_smc,
+    test_replica_exchange as of_replica_exchange,
+)
 from tests.sampler.stages import extended, matrix_error
 
 EXACT, HORIZON, BETA = 1e-11, 3, 1.7

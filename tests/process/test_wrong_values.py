@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as some
+from hypothesis import Phase, given, settings, strategies as some
 
 from dflash_mcmc.components import spec_of, walk
 from dflash_mcmc.config import command

@@ -14,16 +14,18 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, Target, law_of, score, total_variation, transition_matrix
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.laws import power_law, product_law, stopped
-from tests.sampler import test_best_of_n as of_best_of_n
-from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_lookahead as of_lookahead
-from tests.sampler import test_multiple_try as of_multiple_try
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_power_smc as of_power_smc
-from tests.sampler import test_replica_exchange as of_replica_exchange
-from tests.sampler import test_stop_strings as of_stop_strings
-from tests.sampler import test_temperature as of_temperature
+from tests.sampler import (
+    test_best_of_n as of_best_of_n,
+    test_draft_mh as of_draft_mh,
+    test_draft_refine as of_draft_refine,
+    test_lookahead as of_lookahead,
+    test_multiple_try as of_multiple_try,
+    test_power_mh as of_power_mh,
+    test_power_smc as of_power_smc,
+    test_replica_exchange as of_replica_exchange,
+    test_stop_strings as of_stop_strings,
+    test_temperature as of_temperature,
+)
 from tests.sampler.stages import matrix_error
 
 EXACT, WRONG = 1e-11, 1e-3

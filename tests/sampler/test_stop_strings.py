@@ -13,9 +13,11 @@ from dflash_mcmc.testing import PROMPT, law_of, power_target, total_variation
 from dflash_mcmc.types import Trajectory
 from tests.cases import quick
 from tests.laws import power_law, product_law
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_power_smc as of_power_smc
-from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler import (
+    test_power_mh as of_power_mh,
+    test_power_smc as of_power_smc,
+    test_replica_exchange as of_replica_exchange,
+)
 from tests.sampler.stages import step_error
 
 EXACT, WRONG = 1e-12, 1e-3

@@ -11,8 +11,7 @@ import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process.http import NoReplyError
-from dflash_mcmc.verify import __main__ as program
-from dflash_mcmc.verify import behaviour, drawn
+from dflash_mcmc.verify import __main__ as program, behaviour, drawn
 from tests.serving import Served
 from tests.verify.test_verify import connected, told
 

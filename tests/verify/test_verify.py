@@ -20,8 +20,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.store.files import to_line
-from dflash_mcmc.verify import __main__ as program
-from dflash_mcmc.verify import drawn, report, verify
+from dflash_mcmc.verify import __main__ as program, drawn, report, verify
 from dflash_mcmc.verify.audit import audit
 from dflash_mcmc.verify.behaviour import Finding
 from dflash_mcmc.verify.report import verdict

@@ -18,8 +18,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, linear, recurrent_state
-from dflash_mcmc.engine.batching import cache as caches
+from dflash_mcmc.engine.batching import attention, cache as caches, linear, recurrent_state
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note, reason_of

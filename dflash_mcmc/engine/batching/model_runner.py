@@ -18,8 +18,7 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching import attention, logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
 from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching import rows as row_state
+from dflash_mcmc.engine.batching import logits_processor as laws, rows as row_state
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner

@@ -30,8 +30,7 @@ from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.rng import Key
 from tests.cases import quick
-from tests.draft.network.test_dflash import QWEN3_4B as DRAFT_4B
-from tests.draft.network.test_dflash import random_draft
+from tests.draft.network.test_dflash import QWEN3_4B as DRAFT_4B, random_draft
 from tests.engine.batching.test_batched import BLENDS, PROMPTS, SAMPLERS, all_same
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.processes import ROOT

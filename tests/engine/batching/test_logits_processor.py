@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -16,8 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching import rows
+from dflash_mcmc.engine.batching import logits_processor as laws, rows
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 

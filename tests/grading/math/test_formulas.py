@@ -1,8 +1,7 @@
 """Formulas: their values, and limits on costly ones."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.string_rule import same_string
