@@ -3,7 +3,9 @@
     path of one run      files on the call stack when a run's configuration is typed, its engine steps, a record is appended,
                          the summary is written and the table is rendered: what to read to follow a run.
                          Without engine and components
-    called in one run    files with any function that one sampling run calls. Without engine and components
+    lines on it          lines of the functions on that stack
+    called in one run    files with any function that one sampling run calls; the functions; their lines. Without engine and
+                         components
     modules at the root  files directly in dflash_mcmc/
     branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
@@ -48,10 +50,15 @@ def note(frame, event, argument):
     if not code.co_flags & 1 or not code.co_filename.startswith(root + "/dflash_mcmc/"):
         return
     if not code.co_name.startswith("<"):
-        called.add(code.co_filename)
+        called.add(code)
     while code.co_name in EVENTS and frame:
-        path.add(frame.f_code.co_filename)
+        path.add(frame.f_code)
         frame = frame.f_back
+
+def shown(codes):
+    for code in codes:
+        last = max(line for _, _, line in code.co_lines() if line)
+        yield f"{code.co_filename}:{last + 1 - code.co_firstlineno if not code.co_name.startswith('<') else 0}"
 
 sys.settrace(note)
 try:
@@ -60,7 +67,7 @@ except SystemExit as end:
     assert not end.code, end.code
 finally:
     sys.settrace(None)
-print("FILES", *sorted(called), "PATH", *sorted(path), sep="\\n")
+print("CALLED", *shown(called), "PATH", *shown(path), sep="\\n")
 """
 
 
@@ -79,18 +86,21 @@ def sources() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def files_of_one_run() -> tuple[list[Path], list[Path]]:
-    """(files on the path of one sampling run, files that it calls), without engine and components."""
+def functions_of_one_run() -> tuple[list[tuple[Path, int]], list[tuple[Path, int]]]:
+    """(functions on the path of one sampling run, functions that it calls), each with its file and its number of lines.
+
+    Engine and components are left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _TRACED, str(ROOT)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    called, _, on_path = done.stdout.partition("FILES\n")[2].partition("PATH\n")
+    called, _, on_path = done.stdout.partition("CALLED\n")[2].partition("PATH\n")
     return _of_the_trunk(on_path), _of_the_trunk(called)
 
 
-def _of_the_trunk(text: str) -> list[Path]:
-    paths = [Path(line) for line in text.splitlines()]
-    return [path for path in paths if path.is_relative_to(PACKAGE) and room(path) not in GROUPS]
+def _of_the_trunk(text: str) -> list[tuple[Path, int]]:
+    found = [(Path(name), int(count)) for name, _, count in (line.rpartition(":") for line in text.splitlines())]
+    return [(path, count) for path, count in found if path.is_relative_to(PACKAGE) and room(path) not in GROUPS]
 
 
 def room(path: Path) -> str:
@@ -157,7 +167,8 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def figures() -> list[Figure]:
     """All numbers of the layout."""
     parsed = sources()
-    on_path, called = files_of_one_run()
+    on_path, called = functions_of_one_run()
+    path_files, called_files = (sorted({path for path, _ in each}) for each in (on_path, called))
     classes = Counter(node.name.lstrip("_") for tree in parsed.values() for node in tree.body
                       if isinstance(node, ast.ClassDef))
     recurring = [name for name, count in classes.items() if count > 1]
@@ -169,14 +180,16 @@ def figures() -> list[Figure]:
     circles = [module for circle in imports.circles(edges) for module in circle]
     late = [f"{path.relative_to(PACKAGE)}: {name}" for path, tree in parsed.items() for name in imports.born_late(tree)]
     small = imports.small_with_one_importer(edges, {module: lines(path) for module, path in modules.items()})
-    by_room = Counter(room(path) or "root" for path in called)
+    by_room = Counter(room(path) or "root" for path in called_files)
     found = {check: [line for path, tree in parsed.items() for line in check(path, tree)]
              for check in (probe_branches, leaf_names, optional_hooks, dict_records)}
     return [
-        Figure("path of one run", len(on_path), 11, tuple(str(path.relative_to(PACKAGE)) for path in on_path)),
-        Figure("lines on it", sum(map(lines, on_path)), 2500),
-        Figure("called in one run", len(called), None, tuple(f"{name}: {count}" for name, count in by_room.most_common())),
-        Figure("lines in them", sum(map(lines, called)), None),
+        Figure("path of one run", len(path_files), 11, tuple(str(path.relative_to(PACKAGE)) for path in path_files)),
+        Figure("lines on it", sum(count for _, count in on_path), 330),
+        Figure("called in one run", len(called_files), None,
+               tuple(f"{name}: {count}" for name, count in by_room.most_common())),
+        Figure("functions", len(called), None),
+        Figure("lines in them", sum(count for _, count in called), None),
         Figure("modules at the root", len(list(PACKAGE.glob("*.py"))), 15),
         Figure("branches on probes", len(found[probe_branches]), 0, tuple(found[probe_branches])),
         Figure("names of leaves", len(found[leaf_names]), 0, tuple(found[leaf_names])),
