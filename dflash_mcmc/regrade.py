@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.components import check_bounds, registered, specs_of
 from dflash_mcmc.config.command import compose_once
-from dflash_mcmc.config.identity import as_yaml, configuration_of, hash_of, plain, settings_of
+from dflash_mcmc.config.identity import as_yaml, configuration_of, plain, settings_of
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, printable
 from dflash_mcmc.grading import label
@@ -34,7 +34,7 @@ from dflash_mcmc.statistics.votes import Vote
 from dflash_mcmc.store import records as stored
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import closed
-from dflash_mcmc.store.records import PROBLEMS, RECORDS, RUN, Record, SampleKey, key_of, read_records
+from dflash_mcmc.store.records import PROBLEMS, RECORDS, RUN, Record, SampleKey, hash_of, key_of, read_records
 from dflash_mcmc.types import Grade
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")

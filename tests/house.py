@@ -7,7 +7,7 @@
     called in one run    files with any function that one sampling run calls; the functions; their lines. Without engine and
                          components
     modules at the root  files directly in dflash_mcmc/
-    branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
+    branches on probes   comparisons that ask whether a configuration has a probe, outside runner/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
     recurring classes    class names, without leading underscores, that two files define
     optional hooks       hasattr() and getattr() with a default on a component of a configuration

@@ -1,4 +1,4 @@
-"""Builds the parts that draw the samples of a configured run: prompts, the engine, and the chain of each sample."""
+"""Builds the parts that draw the samples of a configured run: prompts, the chain of each sample, and a potential."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future

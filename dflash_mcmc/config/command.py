@@ -297,7 +297,7 @@ def prepare() -> None:
     store = ConfigStore.instance()
     store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
     schema.store_schemas()
-    schema.store_fields()
+    schema.store_launcher()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ _FIRST = ("greedy", "temp", "ps", "blend_ps")
 _OF_FIELDS = "A field is set by FIELD=VALUE. Fields marked identity change the result; fields marked runtime do not."
 PROGRAMS = {"report": "a page of any runs", "compare": "paired statistics of anybody's logs",
             "fetch": "models and drafts by name", "regrade": "grades again",
-            "verify": "audits an engine", "serve": "an OpenAI server", "grid": "sweeps on SLURM", "train": "a model or draft"}
+            "verify": "audits an engine", "serve": "an OpenAI server", "grid": "sweeps on SLURM", "train": "a draft"}
 
 
 def options() -> dict[str, dict[str, tuple[str, Path]]]:

@@ -1,4 +1,4 @@
-"""The identity of a run: the values that can change an output, their hash, the run folder, and the label.
+"""The identity of a run: the values that can change an output, their hash, the run folder, the label, and `config.yaml`.
 
 A label, such as `temp temperature=1.5`, is the condition and the fields that differ from its defaults: those of the classes,
 with the values that the options in `conf/` and the run's experiment set. Values are compared in their canonical form, as in

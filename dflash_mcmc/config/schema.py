@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc import components
-from dflash_mcmc.components import GROUPS, groups_of, identity, name_of, options_with, runtime, schema_of, specs_of, types_of
+from dflash_mcmc.components import GROUPS, groups_of, identity, name_of, options_with, runtime
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, note, shortened
 from dflash_mcmc.options import option_files
 from dflash_mcmc.statistics.summaries import NAMES
@@ -325,8 +325,10 @@ def _check_aggregate(config: Config) -> None:
 
 
 PREFIX = "hydra.launcher."
+"""What precedes the name of a field of `Slurm` in an override."""
 MOST_JOBS = 1000
-_GROUP = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
+"""Jobs of a grid, more than which a mistake asks for."""
+_GPUS_OF_A_MODEL = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -370,10 +372,10 @@ class Slurm:
             return self
         groups = self.gpus // num_devices
         if not groups:
-            raise ConfigError(f"{PREFIX}gpus", self.gpus, f"at least {num_devices}, {_GROUP}")
+            raise ConfigError(f"{PREFIX}gpus", self.gpus, f"at least {num_devices}, {_GPUS_OF_A_MODEL}")
         if self.processes is not None and self.processes > groups:
             raise ConfigError(f"{PREFIX}processes", self.processes, f"at most {groups} with gpus={self.gpus} and "
-                              f"{num_devices} GPUs for each, {_GROUP}")
+                              f"{num_devices} GPUs for each, {_GPUS_OF_A_MODEL}")
         return dataclasses.replace(self, processes=self.processes or groups)
 
     def check(self) -> None:
@@ -391,9 +393,10 @@ class Slurm:
 
 
 @cache
-def store_fields() -> None:
-    """Registers the fields with Hydra, once."""
-    ConfigStore.instance().store(group="schema/launcher", name="slurm", node=schema_of(Slurm), provider="dflash_mcmc")
+def store_launcher() -> None:
+    """Registers the fields of the launcher with Hydra, once."""
+    node = components.schema_of(Slurm)
+    ConfigStore.instance().store(group="schema/launcher", name="slurm", node=node, provider="dflash_mcmc")
 
 
 def to_launcher(node: DictConfig) -> Slurm:
@@ -403,9 +406,9 @@ def to_launcher(node: DictConfig) -> Slurm:
     return launcher
 
 
-def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
+def changed_launcher(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
     """The launcher with some fields changed, such as `minutes=240`. Raises UserError."""
-    specs, node = specs_of(Slurm), OmegaConf.structured(launcher)
+    specs, node = components.specs_of(Slurm), OmegaConf.structured(launcher)
     for text in overrides:
         name, equals, value = text.removeprefix(PREFIX).partition("=")
         if not equals or name not in specs:
@@ -414,10 +417,11 @@ def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
         try:
             node = OmegaConf.merge(node, OmegaConf.from_dotlist([f"{name}={value}"]))
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{PREFIX}{name}", value, specs[name].describe(types_of(Slurm)[name])) from error
+            raise ConfigError(f"{PREFIX}{name}", value, specs[name].describe(components.types_of(Slurm)[name])) from error
     return to_launcher(node)
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
     """A command line with full names for the launcher's fields: `shards=8` becomes `hydra.launcher.shards=8`."""
-    return [PREFIX + text if text.partition("=")[0] in specs_of(Slurm) and "=" in text else text for text in arguments]
+    names = components.specs_of(Slurm)
+    return [PREFIX + text if text.partition("=")[0] in names and "=" in text else text for text in arguments]

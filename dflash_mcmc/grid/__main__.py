@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.components import spec_of
 from dflash_mcmc.config import command
-from dflash_mcmc.config.schema import Slurm, changed, expand
+from dflash_mcmc.config.schema import Slurm, changed_launcher, expand
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot, submission
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> None:
             print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
     elif options.do == "resume":
         for grid in grids:
-            submission.resume(grid, changed(grid.launcher, fields))
+            submission.resume(grid, changed_launcher(grid.launcher, fields))
     else:
         print("\n\n".join(map(table, grids)), flush=True)
         while options.every is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.config.command import Command
-from dflash_mcmc.config.identity import hash_of, identity_of, point_labels, run_folder
+from dflash_mcmc.config.identity import identity_of, point_labels, run_folder
 from dflash_mcmc.config.schema import MOST_JOBS, PACKAGE, Config, Job, Slurm
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid import cluster, snapshot
@@ -23,7 +23,7 @@ from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.runner.plan import table
 from dflash_mcmc.runner.tasks import tasks_of
-from dflash_mcmc.store.records import SampleKey, each_record, key_of, object_if_readable
+from dflash_mcmc.store.records import SampleKey, each_record, hash_of, key_of, object_if_readable
 
 _LATEST = 50
 """The samples of a process, the latest it recorded, that its rate is computed from."""

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, cast
 from omegaconf import OmegaConf
 
 from dflash_mcmc.components import default_of, registered, restored, spec_of
-from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
+from dflash_mcmc.config.identity import configuration_of, labels_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.statistics.estimates import IntervalEstimate, wilson
 from dflash_mcmc.store import records as stored
-from dflash_mcmc.store.records import RUN, ProblemText, Record, read_problems, read_records
+from dflash_mcmc.store.records import RUN, ProblemText, Record, hash_of, read_problems, read_records
 
 DATASET = "math500"
 """The dataset of all published rows."""

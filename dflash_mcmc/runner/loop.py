@@ -233,7 +233,7 @@ def describe(store: RunStore, config: Config, identity: dict[str, object], devic
 
 
 def renew(store: RunStore, config: Config, identity: dict[str, object], tasks: Tasks) -> None:
-    """Writes again what a complete run has lost, and a configuration that is not this command's: reports read it."""
+    """Writes again what a complete run has lost, and replaces a configuration that another command wrote: reports read it."""
     if b"name" not in (read_regular(store.folder / CONFIG) or b""):
         note(f"{store.folder / CONFIG}: has no configuration, and is written again from this command")
     store.write_config(as_yaml(plain(config)))

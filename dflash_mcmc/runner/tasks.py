@@ -111,9 +111,13 @@ class Tasks(ABC, Generic[R]):
     def summarise(self, records: Sequence[R]) -> Results:
         """The results of a complete run, from its records only."""
 
+    @staticmethod
     @abstractmethod
-    def table(self, folders: Sequence[Path]) -> str:
-        """The table that a command prints at its end, for all folders of complete runs of this kind."""
+    def table(folders: Sequence[Path]) -> str:
+        """The table that a command prints at its end, for all folders of complete runs of this kind.
+
+        It is a function of the kind alone, so that the runs of a sweep share one table.
+        """
 
     @abstractmethod
     def estimate(self) -> CostEstimate:

@@ -4,13 +4,15 @@
     run.json        identity, and for each start: time, command, commit, versions, device
     records.jsonl   one line per task, written when it is done; records.1.jsonl, ... by processes that run at the same time
     records.damaged.jsonl  lines that `repair=true` has taken out
+    problems.jsonl  question and prompt of each problem
+    tracked.json    what each tracker has received
     attempts.jsonl  tasks begun and given up, while the run is incomplete; attempts.1.jsonl, ... by other processes
     summary.json    a function of the records only
     lock            the file in which the processes of the run lock byte ranges
 
 A record is one line, and a line counts only if it ends with a line feed. A part of a line that a killed process has
 left at the end of a file is not read, and is removed before the file is written to again. So are blocks of zeros after a power
-loss. Its task is repeated with the same randomness. Any other line without its checksum's content or its schema ends the run
+loss. Its task is repeated with the same randomness. Any other line that does not fit its checksum or its schema ends the run
 with an error, unless the run may repair.
 
 Any number of processes, on any number of machines, can share a run. Each process locks a task before it begins the task, and

@@ -1,4 +1,4 @@
-"""What a run writes, and its readers: `run.json`, `config.yaml`, `problems.jsonl` and the files of records.
+"""What a run writes, and its readers: `run.json`, `problems.jsonl`, `attempts.jsonl`, and the files of records.
 
 A record is one line of JSON with a checksum (`files.py`), and a line counts only if it ends with a line feed. A process
 writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time. Each line is checked against

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.processes import ROOT
 
 CONDITIONS = "greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps"
-SUBSET = ("tests/test_rng.py", "tests/test_rng.py", "tests/kernel", "tests/config/test_schema.py",
+SUBSET = ("tests/test_rng.py", "tests/kernel", "tests/config/test_schema.py",
           "tests/config/test_sweep.py", "tests/dataset/inputs/test_rows.py", "tests/dataset/inputs/test_prompts.py",
           "tests/dataset/test_jsonl.py", "tests/grading", "tests/statistics", "tests/sampler/test_power_mh.py",
           "tests/engine/batching/test_batched.py", "tests/draft/test_dflash.py", "tests/model",

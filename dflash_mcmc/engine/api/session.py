@@ -7,7 +7,7 @@ import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, RequestPart
-from dflash_mcmc.engine.delegated.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
+from dflash_mcmc.engine.delegated.elsewhere import DelegatedRunner, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
@@ -27,7 +27,7 @@ def seed_of(key: Key, length: int) -> int:
     return int.from_bytes(key.fold_in("request", length).digest[:4], "big") % 2**_SEED_BITS
 
 
-class ApiEngine(DelegatingEngine):
+class ApiEngine(DelegatedRunner):
     """Runs chains of operations on an endpoint.
 
     Args:

@@ -1,1 +1,1 @@
-"""Engines run chains. `batched` is fast, and `oracle/tabular` allows enumeration."""
+"""The engine of slots: scheduler, cache, forwards and the plan of memory; and the interface of all engines."""

@@ -115,7 +115,7 @@ class BatchedEngine(ChainRunner):
     Args:
         model: the target.
         blend: changes the target's last hidden state; None for no change.
-        num_slots: chains in the batch at once.
+        num_slots: draws in the batch at once.
         max_length: longest sequence, prompt included.
         options: see `Options`.
         prompt_length: longest prompt; None takes `max_length`.

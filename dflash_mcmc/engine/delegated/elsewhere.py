@@ -105,7 +105,7 @@ def prompt_encoder(model: Any) -> PromptEncoder | None:
     return encoder if encoder is None or shape is None else encoder._replace(max_positions=positions(shape.config))
 
 
-class DelegatingEngine(ChainRunner):
+class DelegatedRunner(ChainRunner):
     """Runs chains whose operations are requests to something else.
 
     Args:

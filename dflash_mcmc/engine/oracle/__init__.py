@@ -1,1 +1,1 @@
-"""Slow and simple engines for tests: an enumerable toy model, and plain forwards without a cache."""
+"""An enumerable toy model, and the law of a token in float64: what tests and audits compare with."""

@@ -23,7 +23,7 @@ from dflash_mcmc.engine.batching.cache import CacheShape
 from dflash_mcmc.engine.batching.chains import LiveChain, RequestPart
 from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.delegated.elsewhere import DelegatingEngine, LiveChains, UnloadedTarget
+from dflash_mcmc.engine.delegated.elsewhere import DelegatedRunner, LiveChains, UnloadedTarget
 from dflash_mcmc.engine.vllm.drawing import BLENDED, CONFIG, FIELD, SCORES, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.ops import Draw
@@ -387,7 +387,7 @@ def _raised_by(error: BaseException) -> str | None:
     return next((name for name in reversed(names) if name in ("vllm", _PACKAGE)), None)
 
 
-class VllmEngine(DelegatingEngine):
+class VllmEngine(DelegatedRunner):
     """Runs chains of operations on vLLM.
 
     Args:
