@@ -253,7 +253,7 @@ def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_conf
     summary.write_text(json.dumps({**content, "token_forwards": 36, "mean_share_seconds": 9.0, "num_samples": 2}))
     text = told(capsys, *plan)
     assert cells(text)["temp"][-1] == "2.93"  # 21,082 at 2 a second
-    assert f"hours: the rate is that of {done.folder}, which this machine has finished" in text
+    assert f"hours: this rate is that of {done.folder}, which this machine has finished" in text
     assert str(other.folder) not in text
     assert "hours: unknown" in told(capsys, *plan, "draft=tiny", "decoder=speculative_match")
     assert "hours: unknown" in told(capsys, "probe=layer_rank", "draft=tiny", plan[-1])
