@@ -1,6 +1,7 @@
 """The server as a process: signals."""
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -22,10 +23,11 @@ QUESTION = "What is 7*6?"
 
 @contextlib.contextmanager
 def serving(*overrides: str) -> Iterator[tuple[subprocess.Popen, int]]:
-    """A server in a process of its own, and its port."""
+    """A server in a process of its own, and its port. A shell in the background starts programs that ignore SIGINT."""
     command = [sys.executable, "-m", "dflash_mcmc.serve", "serve.port=0", "dataset.max_new_tokens=32", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+                               preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
     try:
         line = process.stdout.readline()
         yield process, int(re.fullmatch(r"serving tiny at http://127.0.0.1:(\d+)/v1\n", line)[1])
