@@ -9,7 +9,7 @@ import yaml
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.compose import readable
-from dflash_mcmc.config.schema import Config, Slurm, changed, expand
+from dflash_mcmc.config.schema import Config, Slurm, changed_launcher, expand
 from dflash_mcmc.errors import UserError
 from tests.refusals import refused
 
@@ -146,13 +146,13 @@ def test_a_group_of_gpus_is_one_process():
     launcher = launcher_of("hardware=slurm_gpus")
     assert launcher.with_groups(1) == launcher
     assert [launcher.with_groups(number).num_processes for number in (2, 3, 8)] == [4, 2, 1]
-    assert changed(launcher, ["processes=2"]).with_groups(3).num_processes == 2
-    on_cpus = changed(launcher, ["gpus=0", "processes=2"])
+    assert changed_launcher(launcher, ["processes=2"]).with_groups(3).num_processes == 2
+    on_cpus = changed_launcher(launcher, ["gpus=0", "processes=2"])
     assert on_cpus.with_groups(3) == on_cpus
     with refused("hydra.launcher.gpus: given 8", "at least 9"):
         launcher.with_groups(9)
     with refused("hydra.launcher.processes: given 3", "at most 2 with gpus=8 and 4 GPUs for each"):
-        changed(launcher, ["processes=3"]).with_groups(4)
+        changed_launcher(launcher, ["processes=3"]).with_groups(4)
 
 
 @pytest.mark.slow
@@ -178,9 +178,9 @@ def test_short_names_are_not_those_of_anything_else():
 
 def test_a_grids_fields_can_be_changed_later():
     launcher = launcher_of(*SLURM)
-    later = changed(launcher, ["minutes=240", "hydra.launcher.partition=long", "memory_gb=64"])
+    later = changed_launcher(launcher, ["minutes=240", "hydra.launcher.partition=long", "memory_gb=64"])
     assert (later.minutes, later.partition, later.memory_gb, later.cpus) == (240, "long", 64.0, launcher.cpus)
     assert launcher.minutes == 60
     for text, allowed in (("minutes=x", "a whole number >= 1"), ("minutes=1", "at most half"), ("hours=2", "minutes")):
         with pytest.raises(UserError, match=allowed):
-            changed(launcher, [text])
+            changed_launcher(launcher, [text])

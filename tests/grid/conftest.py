@@ -70,12 +70,12 @@ def no_slurm(tmp_path_factory, monkeypatch) -> None:
 @pytest.fixture
 def make_grid(tmp_path):
     """A grid with points without jobs; `make_grid("shards=2")` changes fields of the launcher."""
-    from dflash_mcmc.config.schema import changed
+    from dflash_mcmc.config.schema import changed_launcher
 
     command.prepare()
 
     def make(*fields: str, points: int = 1) -> Grid:
-        launcher = changed(command.check_command(["-m", "hydra/launcher=slurm"]).launcher, fields)
+        launcher = changed_launcher(command.check_command(["-m", "hydra/launcher=slurm"]).launcher, fields)
         labels = [f"seed={number}" for number in range(points)]
         grid = Grid.create(tmp_path, "demo", ["python"], launcher, [
             Point(label=label, overrides=[label], choices={}, digest="0" * 12, folder=str(tmp_path / "demo" / label),
