@@ -98,7 +98,7 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
 
 def is_component(group: str, value: object) -> bool:
     """Whether a value is a component of the group."""
-    return any(type(value) is registered.cls for registered in registered(group).values())
+    return any(type(value) is option.cls for option in registered(group).values())
 
 
 def override(field: str, value: Any) -> str:
