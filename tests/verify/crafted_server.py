@@ -53,12 +53,14 @@ class CraftedServer:
 
     Args:
         fault: a key of `FAULTS`; empty for a right server.
-        above: requests in progress up to which the fault does not appear.
+        above: requests in progress up to which the fault does not appear. Once there were more, it stays until none is in
+            progress, so that the audit of a slow machine, whose clients are late, sees it too.
     """
 
     def __init__(self, model: LanguageModel, fault: str = "", above: int = 0):
         self.model, self.fault, self.above = model, fault, above
         self._rows, self._asked, self._open = list[_Row](), threading.Condition(), True
+        self._crowded = False
         self._known = dict[tuple[int, ...], torch.Tensor]()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -86,6 +88,7 @@ class CraftedServer:
     def _serve(self) -> None:
         while True:
             with self._asked:
+                self._crowded &= bool(self._rows)
                 self._asked.wait_for(lambda: self._rows or not self._open)
                 if not self._open:
                     return
@@ -96,7 +99,8 @@ class CraftedServer:
                 self._rows = [row for row in self._rows if not row.done.is_set() and not row.gone]
 
     def _step(self, rows: list[_Row]) -> None:
-        crowded = len(rows) > self.above
+        self._crowded |= len(rows) > self.above
+        crowded = self._crowded
         if crowded and self.fault == "stale":
             for row, other in pairwise(rows):
                 if row.drawn and not row.preempted:
