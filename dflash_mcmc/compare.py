@@ -21,10 +21,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write a page, its table and figure there")
     options = parser.parse_args(arguments)
     from dflash_mcmc.report.comparison import compared, read_all
-    from dflash_mcmc.report.parts import text_of
+    from dflash_mcmc.report.parts import as_text
 
     found = compared(read_all(options.logs, options.score))
-    print(text_of(found.table))
+    print(as_text(found.table))
     for note in found.notes:
         tell(f"note: {note}")
     if options.out:

@@ -27,7 +27,7 @@ from dflash_mcmc.config.schema import Config, Job, component_of, parts_of, unuse
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.options import config_folder, option_files
 from dflash_mcmc.statistics.votes import Vote
-from dflash_mcmc.store.records import CONFIG, hash_of, text_of
+from dflash_mcmc.store.records import CONFIG, hash_of, read_text
 
 IDENTITY_VERSION = 4
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
@@ -257,7 +257,7 @@ def configuration_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
     path = folder / CONFIG
     try:
-        config = yaml.safe_load(text_of(path))
+        config = yaml.safe_load(read_text(path))
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
     if not isinstance(config, dict) or "name" not in config:

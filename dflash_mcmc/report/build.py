@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
 from dflash_mcmc.errors import UserError, printable, tell
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, csv_of, number, paragraphs, table_of, text_of
+from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, as_text, csv_of, number, paragraphs, table_of
 from dflash_mcmc.report.reading import RUN_COLUMN, Found, Run, beside, labelled, read, run_folders, source_of
 from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
@@ -72,7 +72,7 @@ def markdown(title: str, parts: Sequence[ReportPart]) -> str:
             lines += [f"## {_escaped(section.title)}", *map(_escaped, section.text)]
             lines += [f"![{_escaped(drawing.title)}](figures/{drawing.name}.png)" for drawing in section.drawings]
             for table in section.tables:
-                lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
+                lines += [f"**{_escaped(table.title)}**", as_text(table, _escaped)]
     return "\n\n".join(lines) + "\n"
 
 
@@ -229,7 +229,7 @@ class Built(NamedTuple):
     @property
     def overall(self) -> str:
         """The first table of the report as text for a terminal; with several datasets the first table of each part."""
-        first = [(part.name, text_of(part.sections[0].tables[0])) for part in self.parts]
+        first = [(part.name, as_text(part.sections[0].tables[0])) for part in self.parts]
         return "\n\n".join(f"{name}\n{text}" if name else text for name, text in first)
 
 
@@ -336,7 +336,7 @@ def write(folder: Path, title: str, parts: list[ReportPart], formats: Collection
         for part in (tables, figures):
             part.mkdir(parents=True, exist_ok=True)
         for table in (table for section in sections for table in section.tables):
-            latex = {".tex": text_of(table, form="latex_booktabs")} if "latex" in formats else {}
+            latex = {".tex": as_text(table, form="latex_booktabs")} if "latex" in formats else {}
             for ending, text in {".csv": csv_of(table.rows if table.data is None else table.data), **latex}.items():
                 written.add(path := tables / f"{table.name}{ending}")
                 write_atomically(path, _encoded(text))

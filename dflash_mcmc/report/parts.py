@@ -128,7 +128,7 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
-def text_of(table: ReportTable, cell: Callable[[str], str] = one_line, form: str = "github") -> str:
+def as_text(table: ReportTable, cell: Callable[[str], str] = one_line, form: str = "github") -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets, or as LaTeX."""
     return tabulated([*map(cell, table.columns)], [[*map(cell, row)] for row in table.cells()], table.align, form)
 
@@ -265,7 +265,7 @@ def overall(folders: Sequence[Path]) -> str:
     few = cautions(each["num_problems"] for each in summaries if each["num_samples"] > each["num_problems"])
     unlike = [_UNLIKE] if len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) > 1 else []
     lines = map("\n".join, (weights, measured, ends, spent, few, unlike))
-    return "\n\n".join(filter(None, [text_of(ReportTable("", "", columns, rows)), *lines]))
+    return "\n\n".join(filter(None, [as_text(ReportTable("", "", columns, rows)), *lines]))
 
 
 def of_probes(folders: Sequence[Path]) -> str:
@@ -284,7 +284,7 @@ def of_probes(folders: Sequence[Path]) -> str:
         for name in dict.fromkeys(name for _, summary in of_probe for name in summary["tables"]):
             rows = [{**{header: identity.get(key) for key, header in varying.items()}, **row}
                     for identity, summary in of_probe for row in summary["tables"].get(name, [])]
-            texts.append(f"{probe}: {name}\n" + text_of(table_of(name, "", rows)))
+            texts.append(f"{probe}: {name}\n" + as_text(table_of(name, "", rows)))
         texts += cautions([summary.get("num_problems", 0) for _, summary in of_probe])
     return "\n\n".join(texts)
 

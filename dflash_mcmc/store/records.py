@@ -283,7 +283,7 @@ def described(path: Path) -> Described:
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
     try:
-        content = json.loads(text_of(path))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
@@ -308,7 +308,7 @@ def identity_if_readable(folder: Path) -> dict:
         return {}
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The content of a file of a run folder. Raises UserError for a missing one, and for one that cannot be read."""
     content = read_regular(path)
     if content is None:
@@ -361,7 +361,7 @@ def as_lines(problems: Iterable[ProblemText]) -> bytes:
     return b"".join(map(to_line, problems))
 
 
-def schema_of(folder: Path, given: Schema | None = None) -> Schema:
+def schema_in(folder: Path, given: Schema | None = None) -> Schema:
     """The schema of a run's records by its `run.json`: of samples, or of the units of its probe, with the run's hash.
 
     Without a readable `run.json` only the key of a record is checked, and that its numbers are finite.
@@ -388,11 +388,11 @@ def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | 
     Raises UserError for a damaged file or line.
 
     Args:
-        schema: of the records; None for that of `schema_of`.
+        schema: of the records; None for that of `schema_in`.
         damage: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
     """
     places: dict[SampleKey, str] = {}
-    of_run = schema_of(folder, schema)
+    of_run = schema_in(folder, schema)
     try:
         files = record_files(folder)
     except UserError as error:

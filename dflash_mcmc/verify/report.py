@@ -106,8 +106,8 @@ def first_line(found: Audit, more: Sequence[parts.Section] = ()) -> str:
 
 def text(found: Audit, more: Sequence[parts.Section] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
-    besides = [each for section in more for each in (*map(parts.text_of, section.tables), *section.text)]
-    return "\n\n".join([first_line(found, more), *(parts.text_of(table) for table in tables(found)), *notes(found), *besides])
+    besides = [each for section in more for each in (*map(parts.as_text, section.tables), *section.text)]
+    return "\n\n".join([first_line(found, more), *(parts.as_text(table) for table in tables(found)), *notes(found), *besides])
 
 
 def write(found: Audit, folder: Path, title: str, more: Sequence[parts.Section] = ()) -> None:

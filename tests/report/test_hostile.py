@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dflash_mcmc.report.build import Built, build
-from dflash_mcmc.report.parts import ReportTable, csv_of, table_of, text_of
+from dflash_mcmc.report.parts import ReportTable, as_text, csv_of, table_of
 from dflash_mcmc.store.records import PROBLEMS, as_lines
 from tests.report.chromium import look, needed
 from tests.report.folders import record, write
@@ -29,8 +29,8 @@ def test_formulas_in_text_are_texts_and_numbers_stay():
 
 def test_tables_of_a_terminal_have_no_control_characters():
     hostile = "a\x1b[31m\nb\u202e"
-    for text in (text_of(ReportTable("t", "t", {hostile: "run", "n": ("n", "count")}, [{"run": hostile, "n": 1}])),
-                 text_of(table_of("", "", [{hostile: hostile}]))):
+    for text in (as_text(ReportTable("t", "t", {hostile: "run", "n": ("n", "count")}, [{"run": hostile, "n": 1}])),
+                 as_text(table_of("", "", [{hostile: hostile}]))):
         assert all(line.isprintable() for line in text.splitlines())
         assert len(text.splitlines()) == 3
         assert r"a\x1b[31m\nb\u202e" in text

@@ -15,7 +15,7 @@ from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store import folder as store_folder
 from dflash_mcmc.store.files import to_line
 from dflash_mcmc.store.folder import RunStore, closed
-from dflash_mcmc.store.records import RECORDS, read_records, text_of
+from dflash_mcmc.store.records import RECORDS, read_records, read_text
 from tests.processes import HANG, ROOT
 
 
@@ -314,6 +314,6 @@ def test_where_a_run_is_wanted_a_folder_of_runs_is_told_its_runs(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("seed: 0\n")
     with pytest.raises(UserError, match=rf"config.yaml: cannot be read: .*: {tmp_path}/greedy or {tmp_path}/ps$"):
-        text_of(tmp_path / "config.yaml")
+        read_text(tmp_path / "config.yaml")
     with pytest.raises(UserError, match=r"a run folder has it next to its records$"):
-        text_of(tmp_path / "ps" / "run.json")
+        read_text(tmp_path / "ps" / "run.json")
