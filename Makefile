@@ -100,8 +100,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --p
 test: $(READY)  ##- the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
 	$(PYTEST) -n 3 --dist loadfile
 
-test-slow: $(READY)  ##- all cases of the tests, and the long campaigns (hours)
-	$(PYTEST) -n 2 --dist worksteal -m 'not slurm'
+test-slow: $(READY)  ##- all cases of the tests, and the long campaigns (an hour)
+	$(PYTEST) -n 2 --dist loadfile -m 'not slurm'
 
 test-slurm: $(READY)  ##- the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
 	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
