@@ -8,9 +8,9 @@ import numpy as np
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs.conversations import ROLES, Conversation, is_answerable, turns_of
 from dflash_mcmc.engine.batching.interface import ChainTarget
-from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.runner.fitting import TooLong, parted
+from dflash_mcmc.tokenizer import id_bound
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
 """A text; a conversation, as a list of messages with `role` and `content`; or token ids, which are used as they are, in a

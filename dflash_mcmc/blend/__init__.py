@@ -10,9 +10,9 @@ import numpy as np
 
 from dflash_mcmc.components import Component, Settings, identity, name_of
 from dflash_mcmc.engine.batching.interface import ChainTarget, Hidden, TargetBlend
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.model import Model
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.components import Settings, identity, register
 from dflash_mcmc.dataset.inputs.conversations import QUESTION, Conversation
 from dflash_mcmc.engine.batching.interface import ChainTarget
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:

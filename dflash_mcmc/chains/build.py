@@ -9,13 +9,13 @@ import numpy as np
 
 from dflash_mcmc.components import Settings, groups_of, name_of
 from dflash_mcmc.engine.batching.interface import ChainTarget
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading import AnswerGrader, extraction
 from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.ops import Chain, Evaluated, Tilt, tilted, until_ended
 from dflash_mcmc.potential import Evaluator
 from dflash_mcmc.rng import Key
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import Problem
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.engine.batching.interface import ChainRunner
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.tokenizer import PromptEncoder
 
 
 class Engine(Component):

@@ -8,10 +8,10 @@ import numpy as np
 from dflash_mcmc.chains import build
 from dflash_mcmc.components import Settings, name_of
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.rng import Key
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import ChainResult, Problem, Trajectory, Unit, Work
 
 if TYPE_CHECKING:

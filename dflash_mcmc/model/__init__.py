@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.components import MISSING, Component, Settings, identity, registered, runtime
 from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model.files import Files
 from dflash_mcmc.options import option_files
+from dflash_mcmc.tokenizer import PromptEncoder
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching import language_model, plan

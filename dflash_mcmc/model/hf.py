@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.components import MISSING, Settings, identity, register, runtime
 from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import Checkpoint, DamagedError, Files, following_index, loading_quietly, wrong_rotation
 from dflash_mcmc.process import http
+from dflash_mcmc.tokenizer import PromptEncoder, max_positions, stated_positions
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching import language_model, plan

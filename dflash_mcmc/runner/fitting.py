@@ -9,8 +9,8 @@ import numpy as np
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.engine.batching.interface import ChainTarget
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import Problem
 
 

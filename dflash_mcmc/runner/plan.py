@@ -26,13 +26,13 @@ from dflash_mcmc.components import groups_of, name_of, walk
 from dflash_mcmc.config import identity
 from dflash_mcmc.config.command import Command, check_command, differing
 from dflash_mcmc.config.schema import Config, Job
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
 from dflash_mcmc.errors import UserError, note, printable
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import program, ranks
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Tasks, tasks_of
 from dflash_mcmc.store.records import RUN, described, each_record, json_object, key_of
+from dflash_mcmc.tokenizer import PromptEncoder
 from dflash_mcmc.types import Lengths, Problem
 
 if TYPE_CHECKING:

@@ -36,8 +36,6 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.components import name_of, registered
 from dflash_mcmc.config.schema import Condition, Config, checked
 from dflash_mcmc.dataset import stop_strings
-from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-from dflash_mcmc.engine.batching.stop_strings import TokenTexts, texts_of
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, one_line
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -45,6 +43,7 @@ from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions, model_name
 from dflash_mcmc.serve.workers import DrawnAnswer, Order, started
 from dflash_mcmc.store import records
+from dflash_mcmc.tokenizer import TokenTexts, id_bound, texts_of
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 _LARGEST = 2**63 - 1

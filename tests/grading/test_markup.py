@@ -7,11 +7,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dflash_mcmc.engine.batching.prompt_encoder import continuation
-from dflash_mcmc.engine.batching.stop_strings import texts_of
 from dflash_mcmc.grading.choice import final_letter
 from dflash_mcmc.grading.code.programs import program_of, task_of
 from dflash_mcmc.grading.extraction import THINKING, Extraction, continued
+from dflash_mcmc.tokenizer import continuation, texts_of
 
 F = "`" * 3
 TASK = task_of(json.dumps({"test_list": ["assert plus(1, 2) == 3"]}))

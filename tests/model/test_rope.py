@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3TextConfig, GPT
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.model.hf import override_rope
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
+from dflash_mcmc.tokenizer import max_positions
 from dflash_mcmc.types import ChainResult, Trajectory
 
 TINY = PACKAGE / "assets" / "tiny"

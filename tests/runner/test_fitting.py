@@ -96,7 +96,7 @@ def test_units_of_a_probe_that_are_too_long_are_counted_as_failed(make_config, p
 @pytest.mark.parametrize(("tokens", "positions", "fits"), [(8, 11, True), (9, 11, False), (9, None, True)])
 def test_prompt_and_answer_have_to_fit_together(make_config, tokens, positions, fits, monkeypatch):
     from dflash_mcmc.chains import build
-    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.tokenizer import PromptEncoder
 
     monkeypatch.setattr(build, "encoded", lambda *_: {"a": np.zeros(tokens, np.int64)})
     config = make_config("condition=greedy", "dataset.max_new_tokens=3", "dataset.limit=1")

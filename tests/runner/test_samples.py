@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from dflash_mcmc import tokenizer
 from dflash_mcmc.__main__ import main
-from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.runner import loop, plan
 from dflash_mcmc.store.folder import RunStore
@@ -20,8 +20,8 @@ from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, reco
 
 
 def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
-    texts, ids_of = [], prompt_encoder.ids_of
-    monkeypatch.setattr(prompt_encoder, "ids_of", lambda *given: (texts.append(given[1]), ids_of(*given))[1])
+    texts, ids_of = [], tokenizer.ids_of
+    monkeypatch.setattr(tokenizer, "ids_of", lambda *given: (texts.append(given[1]), ids_of(*given))[1])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="0"):
         main(["sampler=greedy", "dataset.limit=3", "dataset.max_new_tokens=1", "tracker=none", "num_chains=2"])

@@ -19,13 +19,13 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_mcmc.engine.batching import attention, cache as caches, linear, recurrent_state
-from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
-from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
+from dflash_mcmc.engine.batching.stop_strings import StopStrings
 from dflash_mcmc.errors import UserError, note, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
+from dflash_mcmc.tokenizer import GROWING_ROPES, TokenTexts, continuation, encode, max_positions, ropes_of, texts_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.gpu import GpuLoop

@@ -11,11 +11,11 @@ from dflash_mcmc.engine.batching import attention, cache
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import is_looped, is_small, keeps_copy
-from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks
+from dflash_mcmc.tokenizer import max_positions
 
 
 class TargetShape(NamedTuple):

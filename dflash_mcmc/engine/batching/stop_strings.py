@@ -1,9 +1,7 @@
 """What ends a draw: stop ids, stop strings, and the last position.
 
 A sequence ends at the first token at which its text contains a stop string. The text is made of the bytes of the generated
-tokens. Two kinds of tokenizers are known. In a byte-level BPE (GPT-2, Qwen, Llama 3) each character of a token is a byte. In
-a tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, and `<0x0A>` is the byte 10. Special
-tokens add nothing, except those that mark thinking, as in the text of a record (`prompt_encoder.continuation`).
+tokens (`tokenizer.TokenTexts`).
 
 An automaton over bytes (Aho & Corasick 1975, "Efficient string matching") knows after each token how much of a string the
 text ends with. Its steps are stored for whole tokens: `table[state, classes[token]]` is the state after the token. Tokens
@@ -15,96 +13,13 @@ A state belongs to a set. Two states belong to all sets: 0 of rows without strin
 set is therefore known by its state alone.
 """
 
-import functools
-import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching.prompt_encoder import continuation, id_bound, marks_of
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
-
-_MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
-_SAMPLES, _LENGTH = 32, 24
-_TEXT = "\n\nQuestion: a  b\t1,024 don't . \u00e9\u6f22\U0001f642\r\n"
-"""A text whose tokens show whether the bytes are right: spaces, line feeds, and characters of two, three and four bytes."""
-
-
-class TokenTexts(NamedTuple):
-    """What the tokens of a vocabulary add to a text."""
-
-    pieces: tuple[bytes, ...]
-    """By token id: the UTF-8 bytes, or a part of a character's bytes. Empty for special tokens and ids without a token."""
-    specials: dict[str, int]
-    """Special tokens by their text, which is not part of an answer's text."""
-
-    def joined(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of a whole answer."""
-        return b"".join(self.pieces[token] for token in tokens)
-
-    def shown(self, tokens: Iterable[int]) -> list[bytes]:
-        """The bytes of each token; those of special tokens are their names."""
-        names = {token_id: name for name, token_id in self.specials.items()}
-        return [names[token].encode() if token in names else self.pieces[token] for token in tokens]
-
-
-def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
-    """The bytes of a tokenizer's tokens. Raises UserError for a tokenizer of another kind.
-
-    Args:
-        tokenizer: of `transformers`.
-        vocab_size: ids of the model, of which some may have no token.
-    """
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
-    added = tokenizer.added_tokens_decoder
-    specials = {token_id: token.content for token_id, token in added.items() if token.special}
-    specials.update({token_id: names[token_id] for token_id in tokenizer.all_special_ids if token_id < len(names)})
-    marks = marks_of(tokenizer)
-    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
-    of_name = functools.partial(_byte_level, alphabet) if _is_byte_level(tokenizer) else _sentence_piece
-    pieces = [name.encode() if name and token_id in marks else b"" if name is None or token_id in specials else of_name(name)
-              for token_id, name in enumerate(names)]
-    pieces += [b""] * (vocab_size - len(pieces))
-    texts = TokenTexts(tuple(pieces), {text: token_id for token_id, text in specials.items()})
-    _check(tokenizer, texts, len(names))
-    return texts
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = None if backend is None else backend.decoder
-    return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
-
-
-def _byte_level(alphabet: Mapping[str, int], name: str) -> bytes:
-    """A token with a character outside the alphabet stands for its own text (added tokens)."""
-    codes = [alphabet.get(character) for character in name]
-    return name.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
-
-
-def _sentence_piece(name: str) -> bytes:
-    match = _BYTE.fullmatch(name)
-    return bytes([int(match[1], 16)]) if match else name.replace(_MARK, " ").encode()
-
-
-def _check(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
-    """Compares the bytes with the tokenizer's own text. Raises UserError if they differ."""
-    stream = np.random.default_rng(0)
-    whole = [token for token in range(num_tokens) if texts.pieces[token].isascii()]
-    drawn = [stream.choice(whole, _LENGTH).tolist() for _ in range(_SAMPLES)] if whole else []
-    for tokens in [tokenizer.encode(_TEXT, add_special_tokens=False), *drawn]:
-        if texts.joined(tokens).decode(errors="replace") != continuation(
-                tokenizer, tokens, clean_up_tokenization_spaces=False):
-            raise UserError(f"dataset.stop: needs a tokenizer whose text is that of its tokens one after another; given "
-                            f"{type(tokenizer).__name__} of another kind; allowed: [] with this model, or a byte-level or "
-                            "SentencePiece tokenizer")
-
+from dflash_mcmc.tokenizer import TokenTexts
 
 _NOTHING, FOUND = 0, 1
 

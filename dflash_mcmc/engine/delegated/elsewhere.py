@@ -14,12 +14,12 @@ import transformers
 
 from dflash_mcmc.engine.batching.chains import ChainPool, LiveChain, RequestPart
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS, ChainRunner, Finished, Meter, Tag
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, continuation, encode
-from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
+from dflash_mcmc.engine.batching.stop_strings import StopStrings
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.ops import Chain
+from dflash_mcmc.tokenizer import PromptEncoder, continuation, encode, texts_of
 from dflash_mcmc.types import Trajectory
 
 

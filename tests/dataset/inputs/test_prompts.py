@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
+from dflash_mcmc import tokenizer
 from dflash_mcmc.chains.build import first_prompt, prompts
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
 from dflash_mcmc.dataset.inputs.conversations import TEMPLATES, Conversation, messages_of, tools_of
-from dflash_mcmc.engine.batching import prompt_encoder
 from tests.refusals import refused
 
 TEXTS = {
@@ -136,8 +136,8 @@ class Gapped:
     ("ab", True, [9, 0, 1]), ("<s>ab", True, [9, 0, 1]), ("<s>ab", False, [9, 0, 1]), ("ab", False, [0, 1]),
     ("<s><s>a", True, [9, 9, 0]), ("a<s>", True, [9, 0, 9])])
 def test_bos_stands_once_at_the_beginning_and_ids_may_have_gaps(text, add, ids):
-    assert prompt_encoder.encode(Gapped(), text, add, 64, 10).tolist() == ids
-    assert prompt_encoder.id_bound(Gapped()) == 10
+    assert tokenizer.encode(Gapped(), text, add, 64, 10).tolist() == ids
+    assert tokenizer.id_bound(Gapped()) == 10
 
 
 # What a model is asked: system prompt, few-shot examples, conversations and tools, with a chat template and without one.

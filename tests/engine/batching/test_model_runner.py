@@ -17,11 +17,12 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Group, Rows, Status
-from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
+from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings
 from dflash_mcmc.engine.speculative.steps import PlainSteps
 from dflash_mcmc.errors import note
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
+from dflash_mcmc.tokenizer import TokenTexts
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.cases import quick
 from tests.targets import random_model

@@ -14,13 +14,13 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.prompt_encoder import continuation
-from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts, texts_of
+from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, stopping
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
+from dflash_mcmc.tokenizer import TokenTexts, continuation, texts_of
 from dflash_mcmc.types import Trajectory
 from tests.cases import quick
 from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, TOLERANCE, chains, same

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching.rows import Limit, Proposal, Rows, Start, Status, commit
-from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
+from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
+from dflash_mcmc.tokenizer import TokenTexts
 from dflash_mcmc.types import Trajectory
 
 STOPS, PROMPT, HORIZON, SLOTS = Endings([7], None, torch.device("cpu"), None), 3, 9, 4

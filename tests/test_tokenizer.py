@@ -6,8 +6,8 @@ import pytest
 import transformers
 
 from dflash_mcmc.config.schema import Job
-from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 from dflash_mcmc.runner import plan
+from dflash_mcmc.tokenizer import PromptEncoder, max_positions, stated_positions
 from tests.refusals import refused
 from tests.runs import execute
 

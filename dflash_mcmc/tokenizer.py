@@ -1,7 +1,16 @@
-"""Encodes prompts for a target whose weights are not loaded. PyTorch is not imported, since its import takes seconds."""
+"""The ids of a prompt, the texts and bytes of tokens, and the longest sequence of a model, without the model's weights.
 
-from collections.abc import Sequence
-from functools import lru_cache
+PyTorch is not imported, since its import takes seconds.
+
+Two kinds of tokenizers have known bytes. In a byte-level BPE (GPT-2, Qwen, Llama 3) each character of a token is a byte. In a
+tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, and `<0x0A>` is the byte 10. Special tokens
+add nothing, except those that mark thinking, as in the text of a record (`continuation`).
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,6 +30,10 @@ _WITHOUT_POSITIONS = 2**24
 """Characters of a text for a model without a limit of positions."""
 _COMPOSED = 4
 """Characters that Unicode's normal form C can compose to one, at most."""
+_MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
+_SAMPLES, _LENGTH = 32, 24
+_TEXT = "\n\nQuestion: a  b\t1,024 don't . \u00e9\u6f22\U0001f642\r\n"
+"""A text whose tokens show whether the bytes are right: spaces, line feeds, and characters of two, three and four bytes."""
 
 
 class PromptEncoder(NamedTuple):
@@ -81,7 +94,7 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     return tokenizer.decode([first, *tokens], **options)[len(tokenizer.decode([first], **options)):]
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def marks_of(tokenizer: Any) -> frozenset[int]:
     """The special tokens that are in marks of thinking, such as Mistral's `[THINK]`: without them a thinking has no end."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -158,3 +171,75 @@ def stated_positions(values: dict[str, Any]) -> int | None:
              and all(isinstance(rope, dict) and set(rope) <= {"rope_type", "rope_theta"} for rope in ropes)
              and all(rope.get("rope_type", "default") == "default" for rope in ropes))
     return max_positions(SimpleNamespace(max_position_embeddings=length, use_sliding_window=False)) if plain else None
+
+
+class TokenTexts(NamedTuple):
+    """What the tokens of a vocabulary add to a text."""
+
+    pieces: tuple[bytes, ...]
+    """By token id: the UTF-8 bytes, or a part of a character's bytes. Empty for special tokens and ids without a token."""
+    specials: dict[str, int]
+    """Special tokens by their text, which is not part of an answer's text."""
+
+    def joined(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of a whole answer."""
+        return b"".join(self.pieces[token] for token in tokens)
+
+    def shown(self, tokens: Iterable[int]) -> list[bytes]:
+        """The bytes of each token; those of special tokens are their names."""
+        names = {token_id: name for name, token_id in self.specials.items()}
+        return [names[token].encode() if token in names else self.pieces[token] for token in tokens]
+
+
+def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
+    """The bytes of a tokenizer's tokens. Raises UserError for a tokenizer of another kind.
+
+    Args:
+        tokenizer: of `transformers`.
+        vocab_size: ids of the model, of which some may have no token.
+    """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
+    added = tokenizer.added_tokens_decoder
+    specials = {token_id: token.content for token_id, token in added.items() if token.special}
+    specials.update({token_id: names[token_id] for token_id in tokenizer.all_special_ids if token_id < len(names)})
+    marks = marks_of(tokenizer)
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+    of_name = functools.partial(_byte_level, alphabet) if _is_byte_level(tokenizer) else _sentence_piece
+    pieces = [name.encode() if name and token_id in marks else b"" if name is None or token_id in specials else of_name(name)
+              for token_id, name in enumerate(names)]
+    pieces += [b""] * (vocab_size - len(pieces))
+    texts = TokenTexts(tuple(pieces), {text: token_id for token_id, text in specials.items()})
+    _check_texts(tokenizer, texts, len(names))
+    return texts
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = None if backend is None else backend.decoder
+    return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
+
+
+def _byte_level(alphabet: Mapping[str, int], name: str) -> bytes:
+    """A token with a character outside the alphabet stands for its own text (added tokens)."""
+    codes = [alphabet.get(character) for character in name]
+    return name.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
+
+
+def _sentence_piece(name: str) -> bytes:
+    match = _BYTE.fullmatch(name)
+    return bytes([int(match[1], 16)]) if match else name.replace(_MARK, " ").encode()
+
+
+def _check_texts(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
+    """Compares the bytes with the tokenizer's own text. Raises UserError if they differ."""
+    stream = np.random.default_rng(0)
+    whole = [token for token in range(num_tokens) if texts.pieces[token].isascii()]
+    drawn = [stream.choice(whole, _LENGTH).tolist() for _ in range(_SAMPLES)] if whole else []
+    for tokens in [tokenizer.encode(_TEXT, add_special_tokens=False), *drawn]:
+        if texts.joined(tokens).decode(errors="replace") != continuation(
+                tokenizer, tokens, clean_up_tokenization_spaces=False):
+            raise UserError(f"dataset.stop: needs a tokenizer whose text is that of its tokens one after another; given "
+                            f"{type(tokenizer).__name__} of another kind; allowed: [] with this model, or a byte-level or "
+                            "SentencePiece tokenizer")
