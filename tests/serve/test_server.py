@@ -407,8 +407,8 @@ def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(
     def failing(*_: object) -> None:
         raise UserError("the tokenizer: no bytes of its tokens")
 
-    monkeypatch.setattr("dflash_mcmc.engine.batching.stop_strings.texts_of", failing)
-    monkeypatch.setattr(running.service.workers, "order", failing)
+    monkeypatch.setattr("dflash_mcmc.serve.app.texts_of", failing)
+    monkeypatch.setattr(running.service.workers, "order", lambda *_: pytest.fail("a request is drawn"))
     running.service.__dict__.pop("_texts", None)
     status, reply = running.post({"prompt": "x", "logprobs": 0})
     assert (status, reply["error"]["message"]) == (400, "the tokenizer: no bytes of its tokens")
