@@ -86,7 +86,7 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     options = {"skip_special_tokens": not marks, **options}
     tokens = [token for token in tokens if token not in hidden]
     for first in tokens:
-        marked = str(tokenizer.convert_ids_to_tokens(first)).startswith("\u2581")
+        marked = str(tokenizer.convert_ids_to_tokens(first)).startswith(_MARK)
         if marked or tokenizer.decode([first], **options):  # else a special token
             break
     if not tokens or not marked:
