@@ -144,8 +144,7 @@ class _Checks:
             return job
         if "grader" in used:
             self._once(("golds", repr(config.grader), repr(dataset)), lambda: check_golds(config.grader, problems))
-        with program.importing():  # of torch and transformers
-            encoder = self._encoder(config, used, problems)
+        encoder = self._encoder(config, used, problems)
         if encoder is None:
             return job
         prompts = self._prompts(config, encoder, problems)
