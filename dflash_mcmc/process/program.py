@@ -21,7 +21,7 @@ from dflash_mcmc.process.stopping import Stopped
 
 STOPPED, NO_READER, USER_ERROR = 143, 141, 2
 _COLLECTING = 50_000, 20, 10
-"""Thresholds of the garbage collector. With Python's own it takes a sixth of the time of a short run, for what stays anyway."""
+"""Thresholds of the garbage collector. With Python's own it takes a sixth of a short run, for objects that stay anyway."""
 _HINT = "nothing recorded is lost: run the same command again to continue"
 
 
@@ -32,8 +32,11 @@ class OneLineParser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def command(body: Callable[[list[str]], None]) -> Callable[..., NoReturn]:
-    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line."""
+def command(body: Callable[[list[str]], int | None]) -> Callable[..., NoReturn]:
+    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line.
+
+    The body may return an exit code in place of 0.
+    """
     @functools.wraps(body)
     def main(arguments: list[str] | None = None) -> NoReturn:
         if arguments is not None:  # another program's process
@@ -59,12 +62,12 @@ def print_error(reason: object) -> None:
     tell(f"error{process}: {reason}")
 
 
-def guarded(body: Callable[[], None]) -> int:
+def guarded(body: Callable[[], int | None]) -> int:
     """Runs a program and returns its exit code. A mistake of the user is printed in one line."""
     try:
-        body()
+        code = body() or 0
         print(end="", flush=True)
-        return 0
+        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER

@@ -28,7 +28,7 @@ from dflash_mcmc.config.command import Command, check_command, differing
 from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.errors import UserError, note, printable
 from dflash_mcmc.grading import check_golds
-from dflash_mcmc.process import program, ranks
+from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Tasks, tasks_of
 from dflash_mcmc.store.records import RUN, described, each_record, json_object, key_of

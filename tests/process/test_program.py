@@ -196,12 +196,7 @@ def test_a_program_ends_after_its_threads_and_exit_handlers_and_frees_nothing():
     text = """if True:
         import atexit, threading, time
         from dflash_mcmc.process import program
-
-        class Held:
-            def __del__(self):
-                print("freed")
-
-        held = Held()
+        held = type("Held", (), {"__del__": lambda self: print("freed")})()
         atexit.register(print, "handler")
         work = lambda arguments: threading.Thread(target=lambda: (time.sleep(.2), print("thread"))).start()
         program.command(work)()"""
