@@ -20,28 +20,27 @@ Tables = dict[Callable[[list[Path]], str], list[Path]]
 
 
 @program.command
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits. A first word such as `report` runs that program."""
     if arguments and arguments[0] in help.PROGRAMS:
         sys.argv = [f"dflash-mcmc {arguments[0]}", *arguments[1:]]
         runpy.run_module(f"dflash_mcmc.{arguments[0]}", run_name="__main__", alter_sys=True)
     if text := help.text_for(arguments):
         print(text, end="")
-        return 0
+        return
     from dflash_mcmc.runner.plan import checked, only_shows
 
     command = checked(arguments)
     if only_shows(command, arguments):
-        return 0
+        return
     if command.launcher:
         from dflash_mcmc.grid.submission import submit
 
         submit(command, command.launcher)
     elif command.is_sweep:
-        return _run_sweep(command)
+        sys.exit(_run_sweep(command))
     else:
         _run_single(command)
-    return 0
 
 
 def _run_single(command: "Command") -> None:

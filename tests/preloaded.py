@@ -7,6 +7,7 @@ at its end the exit code.
 """
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -55,6 +56,7 @@ def main(given: int) -> None:
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _become(**given)
+    atexit.register(gc.unfreeze)  # nanobind takes what is frozen at an exit for a leak, and says so
     for descriptor in (output, errors):
         os.close(descriptor)
 

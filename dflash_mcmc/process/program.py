@@ -6,12 +6,10 @@ DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printe
 """
 
 import argparse
-import atexit
 import functools
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -32,28 +30,15 @@ class OneLineParser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def command(body: Callable[[list[str]], int | None]) -> Callable[..., NoReturn]:
-    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line.
-
-    The body may return an exit code in place of 0.
-    """
+def command(body: Callable[[list[str]], None]) -> Callable[..., NoReturn]:
+    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line."""
     @functools.wraps(body)
     def main(arguments: list[str] | None = None) -> NoReturn:
-        if arguments is not None:  # another program's process
-            sys.exit(guarded(lambda: body(arguments)))
-        gc.set_threshold(*_COLLECTING)
-        leave(guarded(lambda: body(sys.argv[1:])))
+        if arguments is None:  # else the process is another program's
+            gc.set_threshold(*_COLLECTING)
+        sys.exit(guarded(lambda: body(sys.argv[1:] if arguments is None else arguments)))
 
     return main
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process as Python does, but for freeing its objects, which takes most of a second after PyTorch's import."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def print_error(reason: object) -> None:
@@ -62,12 +47,12 @@ def print_error(reason: object) -> None:
     tell(f"error{process}: {reason}")
 
 
-def guarded(body: Callable[[], int | None]) -> int:
+def guarded(body: Callable[[], None]) -> int:
     """Runs a program and returns its exit code. A mistake of the user is printed in one line."""
     try:
-        code = body() or 0
+        body()
         print(end="", flush=True)
-        return code
+        return 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER

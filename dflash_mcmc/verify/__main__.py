@@ -1,6 +1,7 @@
 """`python -m dflash_mcmc.verify TARGET ...`: whether an engine draws tokens from the law that it states."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,17 +50,17 @@ the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
 
 
 @program.command
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
-        return 0
+        return
     if arguments[0] == "cases":
         if len(arguments) != 2:
             raise UserError(f"cases: given {' '.join(arguments[1:]) or 'nothing'!r}; allowed: one folder to write to")
         drawn.write_cases(_stated(["model=tiny", "dataset=arith"]), Path(arguments[1]))
         print(f"written to {arguments[1]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
-        return 0
+        return
     parser = program.OneLineParser("python -m dflash_mcmc.verify", add_help=False)
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
@@ -95,7 +96,8 @@ def main(arguments: list[str]) -> int:
     report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
-    return RED if found.is_red or report.broken(more) else 0
+    if found.is_red or report.broken(more):
+        sys.exit(RED)
 
 
 def _audited(path: Path, config: Config, given: Namespace,

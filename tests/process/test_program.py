@@ -192,18 +192,6 @@ def test_output_without_a_reader_is_an_exit_code(monkeypatch):
             monkeypatch.undo()
 
 
-def test_a_program_ends_after_its_threads_and_exit_handlers_and_frees_nothing():
-    text = """if True:
-        import atexit, threading, time
-        from dflash_mcmc.process import program
-        held = type("Held", (), {"__del__": lambda self: print("freed")})()
-        atexit.register(print, "handler")
-        work = lambda arguments: threading.Thread(target=lambda: (time.sleep(.2), print("thread"))).start()
-        program.command(work)()"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert (done.stdout.split(), done.returncode, done.stderr) == (["thread", "handler"], 0, "")
-
-
 def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900))
     own, files = tmp_path / "own", {"memory.max": "max", "jobs/memory.max": "500", "jobs/memory.current": "450",
