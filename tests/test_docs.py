@@ -336,10 +336,10 @@ def test_every_field_of_a_run_is_in_the_reference(site):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["2026-11", "2026-11-16"])
+@pytest.mark.parametrize("name", ["2026-12", "2026-11", "2026-11-16"])
 def test_each_entry_of_the_notebook_begins_with_its_conclusion(site, name):
     page = ROOT / "docs" / "notebook" / f"{name}.md"
-    entries = re.findall(r"^## (.+)\n\n\*\*(2026-11-\d\d)\.\*\* (.+)$", page.read_text(), flags=re.MULTILINE)
+    entries = re.findall(r"^## (.+)\n\n\*\*(2026-\d\d-\d\d)\.\*\* (.+)$", page.read_text(), flags=re.MULTILINE)
     assert len(entries) == page.read_text().count("\n## ")
     assert [date for _, date, _ in entries] == sorted((date for _, date, _ in entries), reverse=True)
     assert all(html.escape(title, quote=False) in (site / f"notebook/{name}.html").read_text() for title, _, _ in entries)

@@ -493,14 +493,13 @@ def test_the_page_of_evidence_follows_from_the_records():
                     continue
                 won, lost = (sum(mine[each] == side and other[each] != side for each in other) for side in (True, False))
                 assert (pair, float(p)) == (f"{won}, {lost}", pytest.approx(mcnemar(won, lost), rel=0.06))
-    drawn, chains = (runs[folders[f"{name}, MBPP"]] for name in ("temperature 0.25", "ps_examples"))
-    order = sorted(chains.records, key=lambda problem: int(problem.partition("-")[2]))
-    blocks = re.findall(r"^\| (\d+) to (\d+), .* \| (\d+) \| (\d+) \| (\d+), (\d+) \| (\S+) \| ([\d,]+), ([\d,]+) \|$",
+    drawn = runs[folders["temperature 0.25, MBPP"]]
+    order = sorted(drawn.draws, key=lambda problem: int(problem.partition("-")[2]))
+    blocks = re.findall(r"^\| (\d+) to (\d+), `(\w+)`.* \| (\d+) \| (\d+) \| (\d+), (\d+) \| (\S+) \| ([\d,]+), ([\d,]+) \|$",
                         page, re.MULTILINE)
-    assert len(blocks) == 4
-    assert max(int(last) for _, last, *_ in blocks) == len(order)
-    for first, last, *counts, p, of_draws, of_chains in blocks:
-        problems = order[int(first) - 1 : int(last)]
+    assert [name for _, last, name, *_ in blocks if int(last) == len(order)] == ["ps_examples"] * 2 + ["stop_at_max"]
+    for first, last, name, *counts, p, of_draws, of_chains in blocks:
+        problems, chains = order[int(first) - 1 : int(last)], runs[folders[f"{name}, MBPP"]]
         firsts, seconds = [], [chains.records[problem] for problem in problems]
         costs = []
         for problem in problems:
