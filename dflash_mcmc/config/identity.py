@@ -316,9 +316,11 @@ def _name(recorded: Mapping[str, Any], group: str) -> str:
 
 
 def _component(group: str, fields: Mapping[str, object] | None) -> Any:
-    """The component with these fields. A missing field is null. If `fields` is None, the option that has no effect."""
+    """The component with these fields. A missing field is null. If `fields` is None, or of a component that nothing here
+    registers, the option that has no effect.
+    """
     options = registered(group)
-    if fields is None:
+    if fields is None or str(fields["name"]) not in options:
         return next((option.cls() for option in options.values() if option.cls.is_null), None)
     cls = options[str(fields["name"])].cls
     return components.restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})

@@ -342,6 +342,7 @@ def test_a_run_that_is_older_than_a_field_has_its_value_off(make_config):
     values = plain(make_config("condition=temp", "sampler.top_k=2"))
     del values["sampler"]["presence_penalty"], values["sampler"]["frequency_penalty"]
     assert changes(values) == {"sampler.top_k": 2}
+    assert changes({**values, "sampler": {"name": "elsewhere", "k": 2}}) == {}, "a plugin that is not here"
 
 
 def test_fields_that_vary_are_in_every_label_of_a_condition():

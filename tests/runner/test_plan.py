@@ -85,11 +85,15 @@ def test_a_file_and_a_model_that_does_not_hold_its_default_length_say_where_the_
     assert said.startswith("error: dataset.max_new_tokens: given 1024, the default of dataset=jsonl; allowed: at most ")
 
 
-def test_gold_answers_that_the_grader_cannot_read_are_refused_in_a_dry_run_too(capsys):
+def test_gold_answers_that_the_grader_cannot_read_are_refused_in_a_dry_run_too(capsys, tmp_path):
     swept = ("-m", "condition=greedy,temp", "dataset=arith", "grader=code", "grader.allow_execution=true", "dry_run=true")
     error = refused(capsys, *swept)
     assert error.startswith("error: grader=code: given the gold answer '")
     assert error.endswith("(the point condition=greedy)")
+    (tmp_path / "own.jsonl").write_text(json.dumps({"question": "87 * 3?", "answer": "87*3=<<87*3=261>>261\n#### 261"}))
+    error = refused(capsys, f"dataset={tmp_path / 'own.jsonl'}", "condition=greedy", "dry_run=true")
+    assert "answer: given 87*3=<<87*3=261>>261" in error
+    assert "dataset=gsm8k dataset.path=FILE dataset.check_rows=false" in error
 
 
 def test_a_device_that_is_not_here_is_refused_before_any_point_is_drawn(capsys):

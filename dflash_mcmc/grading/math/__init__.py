@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mcmc.components import identity, register, runtime
+from dflash_mcmc.errors import UserError, shortened
 from dflash_mcmc.grading import VERSION, AnswerGrader, extraction, verdicts
 
 
@@ -26,6 +27,11 @@ class MathGrader(AnswerGrader):
                                       gt=0)
     memory_gib: float = runtime(4.0, "memory of a grading process, in GiB", ge=1, le=1024)
     num_workers: int = runtime(1, "number of grading processes", ge=1, le=256)
+
+    def check_gold(self, gold: str) -> None:
+        if "####" in gold:  # GSM8K's own column
+            raise UserError(f"answer: given {shortened(gold)}, a worked solution; allowed: the final answer alone, or "
+                            "dataset=gsm8k dataset.path=FILE dataset.check_rows=false, which reads what follows ####")
 
     def start(self) -> verdicts.GradingPool:
         from dflash_mcmc.grading.math.pool import MathPool

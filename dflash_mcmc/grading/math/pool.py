@@ -164,7 +164,8 @@ class MathPool(verdicts.GradesInThreads):
             more = f" and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
             raise UserError(f"grader: grading processes cannot run: their self-test reports {'; '.join(wrong[:_MAX_LISTED])}"
                             f"{more}; check that this machine allows grader.memory_gib={self._memory:g}, that this is enough, "
-                            "and that math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml")
+                            "that math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml, and that "
+                            "a script of your own runs below `if __name__ == \"__main__\":`")
         wall = _WALL_PER_CPU * self._timeout
         for _ in range(verdicts.MAX_DEATHS):
             try:

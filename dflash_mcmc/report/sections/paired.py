@@ -91,9 +91,10 @@ def verdict_of(study: Study, sections: Sequence[parts.Section]) -> list[str]:
         own, other, _ = aligned(entry.outcomes, study.entry(study.baseline).outcomes)
         plan = _planned(entry, own, other, abs(others[0]["difference"]))
         chains = f", or {plan['chains_needed']:,} chains a problem," if plan["chains_needed"] else ""
+        needed = plan["problems_needed"]  # by a normal law, which the exact test does not always bear out
         lines.append(f"The largest that is not resolved is {told(others[0])} on {others[0]['problems']:,} problems" + (
-            f"; about {plan['problems_needed']:,} problems{chains} would resolve one of this size (80 % power, one "
-            "comparison)." if plan["problems_needed"] else "."))
+            f"; about {needed:,} problems{chains} would resolve one of this size (80 % power, one "
+            "comparison)." if isinstance(needed, int) and needed > others[0]["problems"] else "."))
     return lines
 
 
