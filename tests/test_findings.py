@@ -497,6 +497,7 @@ def test_the_page_of_evidence_follows_from_the_records():
     order = sorted(drawn.draws, key=lambda problem: int(problem.partition("-")[2]))
     blocks = re.findall(r"^\| (\d+) to (\d+), `(\w+)`.* \| (\d+) \| (\d+) \| (\d+), (\d+) \| (\S+) \| ([\d,]+), ([\d,]+) \|$",
                         page, re.MULTILINE)
+    assert len(blocks) == 6
     assert [name for _, last, name, *_ in blocks if int(last) == len(order)] == ["ps_examples"] * 2 + ["stop_at_max"]
     for first, last, name, *counts, p, of_draws, of_chains in blocks:
         problems, chains = order[int(first) - 1 : int(last)], runs[folders[f"{name}, MBPP"]]

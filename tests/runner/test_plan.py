@@ -92,7 +92,7 @@ def test_gold_answers_that_the_grader_cannot_read_are_refused_in_a_dry_run_too(c
     assert error.endswith("(the point condition=greedy)")
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "87 * 3?", "answer": "87*3=<<87*3=261>>261\n#### 261"}))
     error = refused(capsys, f"dataset={tmp_path / 'own.jsonl'}", "condition=greedy", "dry_run=true")
-    assert "answer: given 87*3=<<87*3=261>>261" in error
+    assert r"answer: given '87*3=<<87*3=261>>261\n#### 261'; allowed: the final answer alone" in error
     assert "dataset=gsm8k dataset.path=FILE dataset.check_rows=false" in error
 
 

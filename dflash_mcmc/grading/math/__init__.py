@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mcmc.components import identity, register, runtime
-from dflash_mcmc.errors import UserError, shortened
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import VERSION, AnswerGrader, extraction, verdicts
 
 
@@ -30,8 +30,8 @@ class MathGrader(AnswerGrader):
 
     def check_gold(self, gold: str) -> None:
         if "####" in gold:  # GSM8K's own column
-            raise UserError(f"answer: given {shortened(gold)}, a worked solution; allowed: the final answer alone, or "
-                            "dataset=gsm8k dataset.path=FILE dataset.check_rows=false, which reads what follows ####")
+            raise ConfigError("answer", gold, "the final answer alone, and no worked solution; or dataset=gsm8k "
+                              "dataset.path=FILE dataset.check_rows=false, which reads what follows ####")
 
     def start(self) -> verdicts.GradingPool:
         from dflash_mcmc.grading.math.pool import MathPool
